@@ -1,0 +1,1 @@
+"""Parallel search for faster accelerator kernels."""

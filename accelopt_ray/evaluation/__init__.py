@@ -1,0 +1,1 @@
+"""One evaluation of one kernel: compile, predict or measure, check."""

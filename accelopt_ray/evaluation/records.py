@@ -1,0 +1,82 @@
+"""What is asked of the profiling service and what it answers: picklable, frozen, the same on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from accelopt_ray.devices.protocol import Limits
+from accelopt_ray.outcome import EvaluationOutcome
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task as it travels between processes.
+
+    Attributes:
+        location: A built-in task's name, or the path of a task folder, or ``PATH#task`` in the published layout.
+        parameters: Shape parameters that replace the task file's, for runs at reduced size.
+    """
+
+    location: str
+    parameters: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """One kernel to evaluate.
+
+    Attributes:
+        evaluation_id: Unique within the run.
+        task: The task it claims to solve.
+        source: Kernel source text.
+        device: Device name, as in ``--device``.
+        check: ``published`` or ``strict``.
+        seeds: Input seeds of the check; empty means the check's own.
+        limits: Bounds of each stage.
+    """
+
+    evaluation_id: str
+    task: TaskRef
+    source: str
+    device: str
+    check: str
+    seeds: tuple[int, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """How an evaluation ended. Field names and units are those of the ``evaluations`` table.
+
+    ``latency_ms`` is present whenever the kernel was measured or predicted, even if it then proved incorrect; only a
+    result whose outcome is ``correct`` may compete.
+    """
+
+    evaluation_id: str
+    outcome: EvaluationOutcome
+    reason: str = ""
+    error_text: str = ""
+    check: str = ""
+    precision_tier: str = ""
+    device: str = ""
+    simulated: bool = False
+    core: str = ""
+    latency_ms: float | None = None
+    latency_samples_ms: tuple[float, ...] = ()
+    latency_spread: float | None = None
+    percent_of_peak: float | None = None
+    prediction_confidence: float | None = None
+    counters: Mapping[str, float] = field(default_factory=dict)
+    explanation: Mapping[str, object] = field(default_factory=dict)
+    check_details: Mapping[str, object] = field(default_factory=dict)
+    compile_s: float = 0.0
+    run_s: float = 0.0
+    queue_s: float = 0.0
+    answered_from: str = ""
+    fingerprint_sha256: str = ""
+
+    @property
+    def correct(self) -> bool:
+        """Whether the kernel passed every check that was asked for."""
+        return self.outcome is EvaluationOutcome.CORRECT
