@@ -25,6 +25,8 @@ class ModelCall:
         sample_index: Which of the independent samples of this prompt it is.
         seed: Sampling seed of this call.
         affinity: Calls with equal affinity share a prompt prefix and may be routed to one replica.
+        task: The task whose search asks, for the call's row.
+        iteration: The iteration that asks, for the call's row.
     """
 
     call_id: str
@@ -34,6 +36,8 @@ class ModelCall:
     sample_index: int
     seed: int
     affinity: str = ""
+    task: str = ""
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
