@@ -1,0 +1,166 @@
+"""What the search has learnt: pairs of a slow and a fast kernel, and the lesson drawn from each.
+
+Selection of pairs and the two ways of forgetting follow the paper and its code; how a lesson is written is the
+summariser's matter (:mod:`accelopt_ray.search.lessons`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accelopt_ray.outcome import StrEnum
+from accelopt_ray.search.beam import fastest, slowest
+from accelopt_ray.search.candidates import Attempt, PlanGroup
+from accelopt_ray.search.settings import MemoryRule
+
+
+class ExperienceKind(StrEnum):
+    """Whether a rewrite made its kernel faster or slower."""
+
+    POSITIVE = "positive"
+    NEGATIVE = "negative"
+
+
+@dataclass(frozen=True)
+class RewritePair:
+    """Two kernels one rewrite apart. The order is always slow, fast: for a negative the child is the slow one.
+
+    Attributes:
+        kind: Which way the rewrite went.
+        slow_candidate_id: The slower kernel.
+        slow_source: Its text.
+        fast_candidate_id: The faster kernel.
+        fast_source: Its text.
+        speedup: Slow latency over fast latency, at least 1.
+        plan_text: The plan that led from parent to child.
+    """
+
+    kind: ExperienceKind
+    slow_candidate_id: str
+    slow_source: str
+    fast_candidate_id: str
+    fast_source: str
+    speedup: float
+    plan_text: str
+
+
+@dataclass(frozen=True)
+class ExperienceItem:
+    """A pair with its lesson.
+
+    Attributes:
+        item_id: Unique within the run.
+        iteration: Iteration whose attempts it comes from.
+        pair: The kernels.
+        title: The lesson's name; empty if the summariser found no optimisation.
+        text: The lesson; empty if there is none to show.
+        call_id: The summariser's call.
+    """
+
+    item_id: str
+    iteration: int
+    pair: RewritePair
+    title: str
+    text: str
+    call_id: str
+
+    @property
+    def shown(self) -> bool:
+        """Whether planners see it. An item without a lesson takes its place in the memory but is not shown."""
+        return bool(self.text)
+
+
+def select_experiences(
+    groups: Sequence[PlanGroup],
+    *,
+    positive_threshold: float,
+    negative_threshold: float,
+    limit: int,
+    ties: random.Random,
+) -> list[RewritePair]:
+    """Chooses the rewrites worth a lesson, over all candidates of the task together.
+
+    For each (candidate, plan) the best attempt counts if it beat its parent; else the slowest, if it lost to its
+    parent. Of these, speed-ups above ``positive_threshold`` are positives, largest first, at most ``limit // 2``;
+    speed-ups below ``1 / negative_threshold`` are negatives, smallest first, and fill what remains of ``limit``.
+
+    Args:
+        groups: The iteration's attempts by plan, in the order of their positions.
+        positive_threshold: t_pos.
+        negative_threshold: t_neg.
+        limit: TopK.
+        ties: Stream that orders rewrites of equal speed-up.
+
+    Returns:
+        Positives, then negatives.
+    """
+    telling = [attempt for attempt in map(_telling_attempt, groups) if attempt is not None]
+    drawn = [(attempt, ties.random()) for attempt in telling]
+    positives = sorted(
+        (entry for entry in drawn if entry[0].speedup > positive_threshold), key=lambda e: (-e[0].speedup, e[1])
+    )[: limit // 2]
+    negatives = sorted(
+        (entry for entry in drawn if entry[0].speedup < 1 / negative_threshold), key=lambda e: (e[0].speedup, e[1])
+    )[: limit - len(positives)]
+    return [_positive(attempt) for attempt, _ in positives] + [_negative(attempt) for attempt, _ in negatives]
+
+
+def update_memory(
+    rule: MemoryRule | str,
+    old: Sequence[ExperienceItem],
+    new: Sequence[ExperienceItem],
+    capacity: int,
+    forgetting: random.Random,
+) -> list[ExperienceItem]:
+    """Returns the memory after an iteration.
+
+    Args:
+        rule: ``published``: all new items, then a uniform sample without replacement of the old ones up to the capacity
+            (new items are never dropped, even beyond it). ``paper``: a first-in-first-out queue of that capacity.
+        old: Items before the iteration, oldest first under ``paper``.
+        new: The iteration's items, in their order of selection.
+        capacity: ExpN.
+        forgetting: Stream of the sample.
+    """
+    if MemoryRule(rule) is MemoryRule.PAPER:
+        queue = [*old, *new]
+        return queue[max(0, len(queue) - capacity) :]
+    room = max(0, capacity - len(new))
+    return [*new, *forgetting.sample(list(old), min(room, len(old)))]
+
+
+def _telling_attempt(group: PlanGroup) -> Attempt | None:
+    best, worst = fastest(group.valid_attempts), slowest(group.valid_attempts)
+    if best is not None and best.speedup > 1:
+        return best
+    if worst is not None and worst.speedup < 1:
+        return worst
+    return None
+
+
+def _positive(attempt: Attempt) -> RewritePair:
+    parent, child = attempt.plan.parent, attempt.candidate()
+    return RewritePair(
+        ExperienceKind.POSITIVE,
+        parent.candidate_id,
+        parent.source.text,
+        child.candidate_id,
+        child.source.text,
+        attempt.speedup,
+        attempt.plan.text,
+    )
+
+
+def _negative(attempt: Attempt) -> RewritePair:
+    parent, child = attempt.plan.parent, attempt.candidate()
+    return RewritePair(
+        ExperienceKind.NEGATIVE,
+        child.candidate_id,
+        child.source.text,
+        parent.candidate_id,
+        parent.source.text,
+        1 / attempt.speedup,
+        attempt.plan.text,
+    )

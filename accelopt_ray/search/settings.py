@@ -1,0 +1,149 @@
+"""Everything that decides how a search behaves, checked once before it starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from accelopt_ray.outcome import StrEnum, UserError
+
+
+class SelectionRule(StrEnum):
+    """How the next beam is chosen; see :mod:`accelopt_ray.search.beam`."""
+
+    PUBLISHED = "published"
+    PAPER = "paper"
+    BASELINE = "baseline"
+
+
+class MemoryRule(StrEnum):
+    """How old experience items make room for new ones; see :mod:`accelopt_ray.search.memory`."""
+
+    PUBLISHED = "published"
+    PAPER = "paper"
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of one task's search. Symbols in brackets are the paper's.
+
+    Attributes:
+        preset: Name under which the settings were put together; recorded, never interpreted.
+        iterations: Search iterations after the baseline's evaluation (T).
+        beam_width: Candidates carried between iterations (B).
+        plans_per_candidate: Plans sampled from the planner for each candidate (N).
+        attempts_per_plan: Implementations sampled from the executor for each plan (K).
+        positive_threshold: A rewrite is a positive example when its speed-up exceeds this (t_pos).
+        negative_threshold: A rewrite is a negative example when its speed-up is below 1 over this (t_neg).
+        experiences_per_iteration: At most this many new experience items an iteration (TopK).
+        memory_capacity: Experience items kept for the planner (ExpN).
+        seed: Root of every random stream.
+        check: Correctness check of every evaluation, ``published`` or ``strict``; no preset changes it.
+        device: Device that measures.
+        selection_rule: How the next beam is chosen.
+        memory_rule: How old experience items make room.
+        use_memory: Whether rewrites are summarised and shown to the planner.
+        deduplicate: Whether a kernel equal to an earlier one in canonical form is answered without evaluation.
+        remeasure_parents: Whether a measured beam member is measured again at the start of an iteration. Predicted
+            latencies are never predicted again, since they could not differ.
+        feedback_attempts: How many of the last attempts, with their outcome, the planner is shown.
+        fix_attempts: Repairs asked of the fixer for a kernel that fails.
+        show_percent_of_peak: Whether the planner is told how far from the hardware's limit the kernel is.
+        show_bottleneck: Whether the planner is told what the device takes for the bottleneck.
+        stop_after_no_improvement: End when the best latency has not improved for this many iterations.
+        target_percent_of_peak: End when the best kernel reaches this percentage of the hardware's limit.
+        max_evaluations: No executor call starts that could lead beyond this many evaluations.
+        max_cost_usd: No model call starts once this much is spent.
+        max_wall_s: No model call starts once the search has run this long, in seconds.
+        stop_file: No model call starts once a file exists at this path.
+    """
+
+    preset: str = "beyond"
+    iterations: int = 16
+    beam_width: int = 6
+    plans_per_candidate: int = 12
+    attempts_per_plan: int = 2
+    positive_threshold: float = 1.04
+    negative_threshold: float = 1.15
+    experiences_per_iteration: int = 8
+    memory_capacity: int = 16
+    seed: int = 0
+    check: str = "published"
+    device: str = "sim-trn1"
+    selection_rule: SelectionRule = SelectionRule.PAPER
+    memory_rule: MemoryRule = MemoryRule.PAPER
+    use_memory: bool = True
+    deduplicate: bool = True
+    remeasure_parents: bool = True
+    feedback_attempts: int = 0
+    fix_attempts: int = 0
+    show_percent_of_peak: bool = True
+    show_bottleneck: bool = True
+    stop_after_no_improvement: int | None = None
+    target_percent_of_peak: float | None = None
+    max_evaluations: int | None = None
+    max_cost_usd: float | None = None
+    max_wall_s: float | None = None
+    stop_file: str | None = None
+
+    def __post_init__(self) -> None:
+        """Checks every range.
+
+        Raises:
+            UserError: Names the first field that is out of range and the range.
+        """
+        for name, low, high in (
+            ("iterations", 1, 10_000),
+            ("beam_width", 1, 1_000),
+            ("plans_per_candidate", 1, 1_000),
+            ("attempts_per_plan", 1, 1_000),
+            ("experiences_per_iteration", 0, 1_000),
+            ("memory_capacity", 0, 10_000),
+            ("seed", 0, 2**63 - 1),
+            ("feedback_attempts", 0, 100),
+            ("fix_attempts", 0, 10),
+        ):
+            _check_integer(name, getattr(self, name), low, high)
+        for name in ("stop_after_no_improvement", "max_evaluations"):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), 1, 10**9)
+        for name in ("positive_threshold", "negative_threshold"):
+            _check_number(name, getattr(self, name), 1.0, 1000.0)
+        for name, high_number in (("target_percent_of_peak", 100.0), ("max_cost_usd", 1e9), ("max_wall_s", 1e9)):
+            if getattr(self, name) is not None:
+                _check_number(name, getattr(self, name), 0.0, high_number)
+        if self.check not in ("published", "strict"):
+            raise UserError(f"check is {self.check!r}: choose published or strict")
+        # A value from YAML arrives as text; the enumerations accept it and reject anything else in one line.
+        object.__setattr__(self, "selection_rule", _member(SelectionRule, "selection_rule", self.selection_rule))
+        object.__setattr__(self, "memory_rule", _member(MemoryRule, "memory_rule", self.memory_rule))
+
+    def replace(self, **changes: object) -> SearchSettings:
+        """Returns a checked copy with some fields changed.
+
+        Raises:
+            UserError: A field is unknown or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        for name in changes:
+            if name not in known:
+                raise UserError(f"there is no search setting {name!r}: the settings are {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise UserError(f"{name} is {value!r}: give a whole number from {low} to {high}")
+
+
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+        raise UserError(f"{name} is {value!r}: give a number from {low:g} to {high:g}")
+
+
+def _member(kind: type[StrEnum], name: str, value: str) -> StrEnum:
+    try:
+        return kind(value)
+    except ValueError:
+        choices = ", ".join(str(member) for member in kind)
+        raise UserError(f"{name} is {value!r}: choose one of {choices}") from None
