@@ -1,0 +1,20 @@
+"""A run's data on disk: versioned Parquet tables that are readable at any moment."""
+
+from __future__ import annotations
+
+from accelopt_ray.trajectory.journal import Journal
+from accelopt_ray.trajectory.reader import DamagedPartWarning, NewerSchemaError, read_table, run_ids
+from accelopt_ray.trajectory.schema import SCHEMA_VERSION, TABLES
+from accelopt_ray.trajectory.writer import TrajectoryWriter, text_sha256
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "TABLES",
+    "DamagedPartWarning",
+    "Journal",
+    "NewerSchemaError",
+    "TrajectoryWriter",
+    "read_table",
+    "run_ids",
+    "text_sha256",
+]
