@@ -1,4 +1,4 @@
-"""Packaging of accelopt-ray: three top-level packages, so that ``ray job submit --working-dir .`` needs no install step."""
+"""Packaging of accelopt-ray: top-level packages, so that ``ray job submit --working-dir .`` needs no install step."""
 
 from __future__ import annotations
 

@@ -96,7 +96,8 @@ class Journal:
         flushed = lane.flushed
         async with self._writing:
             if flushed.done():  # another caller's flush has taken these rows along
-                return flushed.result()
+                flushed.result()  # and raises here what it met there
+                return
             rows, lane.rows, lane.flushed = lane.rows, [], None
             try:
                 await asyncio.to_thread(self._writer.write, table, rows)

@@ -1,0 +1,227 @@
+"""A run's configuration: built-in defaults, then a YAML file, then the command line; checked before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from accelopt_ray.devices.protocol import Limits
+from accelopt_ray.outcome import UserError
+from accelopt_ray.search.presets import DEFAULT_PRESET, preset_settings
+from accelopt_ray.search.settings import SearchSettings
+
+ROLES = ("planner", "executor", "summarizer", "fixer")
+"""Who asks a model; each may have an endpoint of its own."""
+
+_TOP_LEVEL_SEARCH_FIELDS = frozenset({"preset", "seed", "device", "check"})
+"""Search settings that stand at the configuration's top level, since they matter to more than the search."""
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Endpoint(_Section):
+    """An OpenAI-compatible chat endpoint and how to call it.
+
+    Attributes:
+        base_url: For instance ``http://host:8000/v1``.
+        model: Model name to ask for.
+        api_key_env: Name of the environment variable that holds the key; the key itself is never written anywhere.
+        temperature: Sampling temperature.
+        max_tokens: Longest completion in tokens, reasoning included.
+        timeout_s: Longest wait for one reply, in seconds.
+        concurrency: Most calls in flight at once.
+        usd_per_million_prompt_tokens: Price of prompt tokens that no cache answered.
+        usd_per_million_cached_tokens: Price of prompt tokens that the endpoint's cache answered.
+        usd_per_million_completion_tokens: Price of completion tokens.
+    """
+
+    base_url: str = Field(pattern=r"^https?://\S+$")
+    model: str = Field(min_length=1)
+    api_key_env: str = "OPENAI_API_KEY"
+    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
+    max_tokens: int = Field(default=16_384, ge=1)
+    timeout_s: float = Field(default=600.0, gt=0.0)
+    concurrency: int = Field(default=64, ge=1)
+    usd_per_million_prompt_tokens: float = Field(default=0.0, ge=0.0)
+    usd_per_million_cached_tokens: float = Field(default=0.0, ge=0.0)
+    usd_per_million_completion_tokens: float = Field(default=0.0, ge=0.0)
+
+
+class EvaluationLimits(_Section):
+    """What one stage of one evaluation may use.
+
+    Attributes:
+        timeout_s: Wall-clock seconds.
+        memory_gib: Memory in GiB.
+        output_kib: Text that the kernel may print, in KiB.
+    """
+
+    timeout_s: float = Field(default=120.0, gt=0.0, le=86_400.0)
+    memory_gib: float = Field(default=8.0, gt=0.0, le=4096.0)
+    output_kib: int = Field(default=1024, ge=1)
+
+    def limits(self) -> Limits:
+        """The same in the device protocol's terms."""
+        return Limits(
+            timeout_s=self.timeout_s, memory_bytes=int(self.memory_gib * 2**30), output_bytes=self.output_kib * 1024
+        )
+
+
+class RunConfig(_Section):
+    """Everything that a run depends on.
+
+    Attributes:
+        task: A built-in task's name, a task folder, or ``PATH#task`` in the published layout.
+        shape: Shape parameters that replace the task's own.
+        device: Device that evaluates.
+        check: Correctness check.
+        preset: Search preset that :attr:`search` starts from.
+        seed: Root of every random stream.
+        output: The run's folder.
+        search: Every setting of the search, by its name in :class:`~accelopt_ray.search.settings.SearchSettings`.
+        models: Endpoint of each role; ``default`` stands for the roles that are not named. Without any, the offline
+            rewriter is the model.
+        evaluation: Limits of each evaluation.
+        slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
+    """
+
+    task: str
+    shape: dict[str, int] = Field(default_factory=dict)
+    device: str = "sim-trn1"
+    check: str = "published"
+    preset: str = DEFAULT_PRESET
+    seed: int = 0
+    output: Path
+    search: dict[str, Any] = Field(default_factory=dict)
+    models: dict[str, Endpoint] = Field(default_factory=dict)
+    evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
+    slots: int | None = Field(default=None, ge=1)
+
+    @field_validator("models")
+    @classmethod
+    def _roles_exist(cls, models: dict[str, Endpoint]) -> dict[str, Endpoint]:
+        for role in models:
+            if role not in (*ROLES, "default"):
+                raise ValueError(f"there is no role {role!r}: name {', '.join(ROLES)} or default")
+        if models and "default" not in models:
+            missing = [role for role in ("planner", "executor", "summarizer") if role not in models]
+            if missing:
+                raise ValueError(f"no endpoint for {', '.join(missing)}: name one or give models.default")
+        return models
+
+    def search_settings(self) -> SearchSettings:
+        """The search's settings.
+
+        Raises:
+            UserError: A setting is unknown or out of range.
+        """
+        known = {field.name for field in dataclasses.fields(SearchSettings)} - _TOP_LEVEL_SEARCH_FIELDS
+        for name in self.search:
+            if name not in known:
+                raise UserError(_unknown_field(f"search.{name}", name, known))
+        return preset_settings(self.preset, **self.search, seed=self.seed, device=self.device, check=self.check)
+
+    def endpoint(self, role: str) -> Endpoint | None:
+        """Who answers a role; None means the offline rewriter. The fixer is the executor unless named."""
+        for name in (role, "executor") if role == "fixer" else (role,):
+            if name in self.models:
+                return self.models[name]
+        return self.models.get("default")
+
+    def resolved(self) -> RunConfig:
+        """The same with every search setting spelled out, so that a later change of defaults changes nothing."""
+        settings = dataclasses.asdict(self.search_settings())
+        search = {name: value for name, value in settings.items() if name not in _TOP_LEVEL_SEARCH_FIELDS}
+        search = {name: str(value) if isinstance(value, str) else value for name, value in search.items()}
+        return self.model_copy(update={"search": search})
+
+    def to_json(self) -> str:
+        """One line of JSON, keys sorted: what is hashed and stored with the run."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True)
+
+    def sha256(self) -> str:
+        """Hash of everything but the output folder: equal for two runs of the same search."""
+        content = self.model_dump(mode="json", exclude={"output"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def to_yaml(self) -> str:
+        """The file that ``--config`` reads."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load_config(path: Path | None, overrides: Mapping[str, object]) -> RunConfig:
+    """Builds a run's configuration.
+
+    Args:
+        path: A YAML file, or None.
+        overrides: What the command line says, nested like the file; None values are left out.
+
+    Returns:
+        The resolved configuration.
+
+    Raises:
+        UserError: The file cannot be read, or a field is unknown, missing or out of range; the message names it.
+    """
+    values = _merged(_read_yaml(path) if path is not None else {}, overrides)
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise UserError(_first_problem(error, path)) from None
+    return config.resolved()
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the configuration {path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must be a mapping of fields to values, not a {type(content).__name__}")
+    return content
+
+
+def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
+    """Overlays nested mappings; a None on top leaves what is below."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        if isinstance(value, Mapping):
+            result[key] = _merged(below if isinstance(below, Mapping) else {}, value)
+        elif value is not None:
+            result[key] = value
+    return result
+
+
+def _first_problem(error: ValidationError, path: Path | None) -> str:
+    """One sentence for the first of a validation's complaints."""
+    problem = error.errors(include_url=False)[0]
+    field = ".".join(str(part) for part in problem["loc"])
+    place = f"{path}: " if path is not None else ""
+    if problem["type"] == "extra_forbidden":
+        sections: Mapping[str, type[BaseModel]] = {"evaluation": EvaluationLimits, "models": Endpoint}
+        section = sections.get(str(problem["loc"][0]), RunConfig) if len(problem["loc"]) > 1 else RunConfig
+        return place + _unknown_field(field, str(problem["loc"][-1]), set(section.model_fields))
+    if problem["type"] == "missing":
+        return f"{place}{field} is missing: give it a value"
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{place}{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _unknown_field(field: str, name: str, known: set[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"the fields are {', '.join(sorted(known))}"
+    return f"there is no field {field}: {hint}"
