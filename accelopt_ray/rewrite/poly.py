@@ -106,7 +106,8 @@ class Poly:
         """Python source of it."""
         parts: list[str] = []
         for key, value in sorted(self.terms, key=lambda term: (term[0] == (), term[0])):
-            factors = [name if name.isidentifier() else f"({name})" for name in key]
+            plain = [name.split("@")[0] for name in key]
+            factors = [name if name.isidentifier() else f"({name})" for name in plain]
             if not factors:
                 parts.append(str(value))
             else:
