@@ -1,0 +1,88 @@
+"""The Ray cluster of a run: the one that is there, or a quiet local one that leaves nothing behind."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import ray
+
+from accelopt_ray.outcome import UserError
+
+NEURON_RESOURCE = "neuron_cores"
+"""Ray's name for NeuronCores; an actor that takes one is given NEURON_RT_VISIBLE_CORES."""
+
+_OBJECT_STORE_BYTES = 200 << 20
+"""Kernels and results are small; tensors travel as files. Ray's default would reserve 30 % of the memory."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What the run can use.
+
+    Attributes:
+        local: Whether this process started it, and will end it.
+        address: Address of its head.
+        cpus: CPUs of all nodes.
+        neuron_cores: NeuronCores of all nodes.
+    """
+
+    local: bool
+    address: str
+    cpus: int
+    neuron_cores: int
+
+
+@contextmanager
+def connected(cpus: int | None = None) -> Iterator[Cluster]:
+    """Connects to the cluster that RAY_ADDRESS names, as under ``ray job submit``; starts a local one otherwise.
+
+    A local cluster of Ray 2.60 would switch token authentication on and write a token into the home folder, after
+    which job submission behaves differently on this machine for good. So authentication is off, unless the user has
+    chosen a mode: the cluster listens on this machine alone and lives no longer than the run.
+
+    Args:
+        cpus: CPUs that a local cluster offers; this machine's by default.
+
+    Raises:
+        UserError: The cluster that RAY_ADDRESS names does not answer.
+    """
+    existing = os.environ.get("RAY_ADDRESS")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if existing:
+        _connect(existing)
+    else:
+        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    try:
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        yield Cluster(
+            local=not existing,
+            address=ray.get_runtime_context().gcs_address,
+            cpus=int(resources.get("CPU", 0)),
+            neuron_cores=int(resources.get(NEURON_RESOURCE, 0)),
+        )
+    finally:
+        ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+    except ConnectionError as error:
+        first_line = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({first_line}): start it, or unset RAY_ADDRESS to run on "
+            "this machine alone"
+        ) from None

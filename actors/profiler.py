@@ -1,0 +1,64 @@
+"""The profiler: a worker that owns one NeuronCore or one simulator slot and evaluates kernels on it, one at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from actors.cluster import NEURON_RESOURCE
+
+CORES_VARIABLE = "NEURON_RT_VISIBLE_CORES"
+"""Tells the Neuron runtime which cores are ours. Without it the runtime takes all of them, other actors' included."""
+
+Evaluator = Callable[[EvaluationJob], EvaluationResult]
+EvaluatorFactory = Callable[[], Evaluator]
+"""Made in the driver, called in the worker, where the device and its caches are to live."""
+
+
+class Profiler:
+    """A Ray actor that evaluates. Candidate code runs in child processes of the device, never in this one."""
+
+    def __init__(self, make_evaluator: EvaluatorFactory, needs_core: bool, slot: int) -> None:
+        """Prepares the device.
+
+        Args:
+            make_evaluator: Gives the function that evaluates.
+            needs_core: Whether the device runs on a NeuronCore of this machine.
+            slot: Number of the simulator slot, where no core names the worker.
+
+        Raises:
+            RuntimeError: No core was assigned to this process.
+        """
+        cores = os.environ.get(CORES_VARIABLE, "")
+        if needs_core and not cores:
+            raise RuntimeError(
+                f"{CORES_VARIABLE} is not set in the profiler's process: it would take every core of this machine; "
+                f"start it with the Ray resource {NEURON_RESOURCE}: 1"
+            )
+        self._core = f"core {cores}" if needs_core else f"slot {slot}"
+        self._evaluate = make_evaluator()
+
+    def core(self) -> str:
+        """What this worker owns; answered once it is ready."""
+        return self._core
+
+    def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """Evaluates one kernel to its final result."""
+        result = self._evaluate(job)
+        return result if result.core else replace(result, core=self._core)
+
+
+def start_profiler(make_evaluator: EvaluatorFactory, needs_core: bool, slot: int) -> Any:
+    """Starts a profiler somewhere in the cluster and returns its actor handle at once.
+
+    It never restarts by itself and no call of it is replayed: the pool replaces a lost worker and decides what becomes
+    of the candidate.
+    """
+    resources = {"resources": {NEURON_RESOURCE: 1}, "num_cpus": 0} if needs_core else {"num_cpus": 1}
+    actor = ray.remote(Profiler).options(max_restarts=0, max_task_retries=0, **resources)
+    return actor.remote(make_evaluator, needs_core, slot)

@@ -1,0 +1,20 @@
+"""Fixtures for all tests: an environment without the user's settings, and one Ray cluster for those that need it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+os.environ["RAY_AUTH_MODE"] = "disabled"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+os.environ.pop("RAY_ADDRESS", None)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[object]:
+    """A local cluster with two CPUs, shared by all tests; actors are the tests' own and end with them."""
+    actors_cluster = pytest.importorskip("actors.cluster", reason="Ray is not installed", exc_type=ImportError)
+    with actors_cluster.connected(cpus=2) as found:
+        yield found
