@@ -1,0 +1,23 @@
+import numpy as np
+
+
+def get_inputs(M, N, K):
+    x = np.random.normal(0, 1, size=(M, K)).astype(np.float32)
+    w = np.random.normal(0, 1, size=(K, N)).astype(np.float32)
+    z = np.random.normal(0, 1, size=(M, K)).astype(np.float32)
+    g = np.random.normal(0, 1, size=(K,)).astype(np.float32)
+    return [x, w, 1e-5, z, g]
+
+
+def forward(x, w, eps, z, g):
+    y = x + z
+    rms = np.sqrt(np.mean(np.square(y), axis=1, keepdims=True) + np.float32(eps))
+    return np.matmul(y / rms * g, w)
+
+
+def transform_to_nki_inputs(inputs):
+    return inputs
+
+
+def transform_nki_outputs(kernel_result, reference):
+    return [kernel_result.reshape(reference.shape)]
