@@ -6,13 +6,15 @@ import dataclasses
 import difflib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from accelopt_ray.agents.endpoints import ModelEndpoint
+from accelopt_ray.agents.prices import Price
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.presets import DEFAULT_PRESET, preset_settings
@@ -29,32 +31,43 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Endpoint(_Section):
-    """An OpenAI-compatible chat endpoint and how to call it.
+class TokenPrices(_Section):
+    """US dollars per million tokens; what the endpoint's cache answers costs as much as a fresh token unless named."""
 
-    Attributes:
-        base_url: For instance ``http://host:8000/v1``.
-        model: Model name to ask for.
-        api_key_env: Name of the environment variable that holds the key; the key itself is never written anywhere.
-        temperature: Sampling temperature.
-        max_tokens: Longest completion in tokens, reasoning included.
-        timeout_s: Longest wait for one reply, in seconds.
-        concurrency: Most calls in flight at once.
-        usd_per_million_prompt_tokens: Price of prompt tokens that no cache answered.
-        usd_per_million_cached_tokens: Price of prompt tokens that the endpoint's cache answered.
-        usd_per_million_completion_tokens: Price of completion tokens.
+    prompt: float = Field(ge=0.0)
+    cached: float | None = Field(default=None, ge=0.0)
+    completion: float = Field(ge=0.0)
+
+
+class Endpoint(_Section):
+    """An OpenAI-compatible chat endpoint, with the fields of :class:`~accelopt_ray.agents.endpoints.ModelEndpoint`.
+
+    The key itself is never written anywhere, only the name of the environment variable that holds it.
     """
 
     base_url: str = Field(pattern=r"^https?://\S+$")
     model: str = Field(min_length=1)
     api_key_env: str = "OPENAI_API_KEY"
-    temperature: float = Field(default=1.0, ge=0.0, le=2.0)
-    max_tokens: int = Field(default=16_384, ge=1)
+    temperature: float | None = Field(default=1.0, ge=0.0, le=2.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    max_tokens: int | None = Field(default=16_384, ge=1)
+    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
+    send_seed: bool = True
+    extra_body: dict[str, Any] = Field(default_factory=dict)
     timeout_s: float = Field(default=600.0, gt=0.0)
-    concurrency: int = Field(default=64, ge=1)
-    usd_per_million_prompt_tokens: float = Field(default=0.0, ge=0.0)
-    usd_per_million_cached_tokens: float = Field(default=0.0, ge=0.0)
-    usd_per_million_completion_tokens: float = Field(default=0.0, ge=0.0)
+    max_in_flight: int = Field(default=64, ge=1)
+    max_retries: int = Field(default=6, ge=0)
+    price: TokenPrices | None = None
+    weight: float = Field(default=1.0, gt=0.0)
+
+    def model_endpoint(self) -> ModelEndpoint:
+        """The same in the model client's terms."""
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "price"}
+        price = None
+        if self.price is not None:
+            cached = self.price.prompt if self.price.cached is None else self.price.cached
+            price = Price(self.price.prompt, cached, self.price.completion)
+        return ModelEndpoint(**fields, price=price)
 
 
 class EvaluationLimits(_Section):
@@ -89,8 +102,8 @@ class RunConfig(_Section):
         seed: Root of every random stream.
         output: The run's folder.
         search: Every setting of the search, by its name in :class:`~accelopt_ray.search.settings.SearchSettings`.
-        models: Endpoint of each role; ``default`` stands for the roles that are not named. Without any, the offline
-            rewriter is the model.
+        models: Endpoints of each role, which share its calls by their weights; ``default`` stands for the roles that
+            are not named. Without any, the offline rewriter is the model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
     """
@@ -103,16 +116,25 @@ class RunConfig(_Section):
     seed: int = 0
     output: Path
     search: dict[str, Any] = Field(default_factory=dict)
-    models: dict[str, Endpoint] = Field(default_factory=dict)
+    models: dict[str, list[Endpoint]] = Field(default_factory=dict)
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)
 
+    @field_validator("models", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, models: object) -> object:
+        if not isinstance(models, Mapping):
+            return models
+        return {role: [value] if isinstance(value, Mapping) else value for role, value in models.items()}
+
     @field_validator("models")
     @classmethod
-    def _roles_exist(cls, models: dict[str, Endpoint]) -> dict[str, Endpoint]:
-        for role in models:
+    def _roles_exist(cls, models: dict[str, list[Endpoint]]) -> dict[str, list[Endpoint]]:
+        for role, endpoints in models.items():
             if role not in (*ROLES, "default"):
                 raise ValueError(f"there is no role {role!r}: name {', '.join(ROLES)} or default")
+            if not endpoints:
+                raise ValueError(f"{role} has no endpoint: give one, or leave the role out")
         if models and "default" not in models:
             missing = [role for role in ("planner", "executor", "summarizer") if role not in models]
             if missing:
@@ -131,12 +153,12 @@ class RunConfig(_Section):
                 raise UserError(_unknown_field(f"search.{name}", name, known))
         return preset_settings(self.preset, **self.search, seed=self.seed, device=self.device, check=self.check)
 
-    def endpoint(self, role: str) -> Endpoint | None:
-        """Who answers a role; None means the offline rewriter. The fixer is the executor unless named."""
+    def endpoints(self, role: str) -> list[Endpoint]:
+        """Who answers a role; nobody means the offline rewriter. The fixer is the executor unless named."""
         for name in (role, "executor") if role == "fixer" else (role,):
             if name in self.models:
                 return self.models[name]
-        return self.models.get("default")
+        return self.models.get("default", [])
 
     def resolved(self) -> RunConfig:
         """The same with every search setting spelled out, so that a later change of defaults changes nothing."""
@@ -208,17 +230,27 @@ def _merged(base: Mapping[str, object], over: Mapping[str, object]) -> dict[str,
 
 def _first_problem(error: ValidationError, path: Path | None) -> str:
     """One sentence for the first of a validation's complaints."""
-    problem = error.errors(include_url=False)[0]
+    problems = error.errors(include_url=False)
+    # A misspelt field often makes another one missing; the misspelling is the cause.
+    problem = next((each for each in problems if each["type"] == "extra_forbidden"), problems[0])
     field = ".".join(str(part) for part in problem["loc"])
     place = f"{path}: " if path is not None else ""
     if problem["type"] == "extra_forbidden":
-        sections: Mapping[str, type[BaseModel]] = {"evaluation": EvaluationLimits, "models": Endpoint}
-        section = sections.get(str(problem["loc"][0]), RunConfig) if len(problem["loc"]) > 1 else RunConfig
+        section = _section(problem["loc"][:-1])
         return place + _unknown_field(field, str(problem["loc"][-1]), set(section.model_fields))
     if problem["type"] == "missing":
         return f"{place}{field} is missing: give it a value"
     message = problem["msg"].removeprefix("Value error, ")
     return f"{place}{field} is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _section(location: Sequence[object]) -> type[BaseModel]:
+    """The part of the configuration at a location, whose fields a mistaken one may have meant."""
+    if not location:
+        return RunConfig
+    if location[0] == "evaluation":
+        return EvaluationLimits
+    return TokenPrices if "price" in location else Endpoint
 
 
 def _unknown_field(field: str, name: str, known: set[str]) -> str:

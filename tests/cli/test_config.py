@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from accelopt_ray.agents.endpoints import ModelEndpoint
+from accelopt_ray.agents.prices import Price
 from accelopt_ray.config import RunConfig, load_config
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.settings import SearchSettings
@@ -50,17 +52,25 @@ def test_the_hash_ignores_where_the_run_is_written_and_nothing_else():
 
 
 def test_roles_fall_back_to_the_default_and_the_fixer_to_the_executor():
-    endpoint = {"base_url": "http://h/v1", "model": "m"}
-    config = load_config(
-        None, {**MINIMAL, "models": {"default": endpoint, "executor": {"base_url": "http://h/v1", "model": "x"}}}
-    )
-    assert [config.endpoint(role).model for role in ("planner", "executor", "summarizer", "fixer")] == [
-        "m",
-        "x",
-        "m",
-        "x",
-    ]
-    assert load_config(None, MINIMAL).endpoint("planner") is None
+    one, other = ({"base_url": "http://h/v1", "model": name} for name in ("m", "x"))
+    config = load_config(None, {**MINIMAL, "models": {"default": one, "executor": [other, one]}})
+    names = {role: [e.model for e in config.endpoints(role)] for role in ("planner", "executor", "summarizer", "fixer")}
+    assert names == {"planner": ["m"], "executor": ["x", "m"], "summarizer": ["m"], "fixer": ["x", "m"]}
+    assert load_config(None, MINIMAL).endpoints("planner") == []
+
+
+def test_an_endpoint_reaches_the_client_as_it_was_configured():
+    endpoint = {"base_url": "http://h/v1", "model": "m", "temperature": 0.5, "price": {"prompt": 1, "completion": 2}}
+    [configured] = load_config(None, {**MINIMAL, "models": {"default": endpoint}}).endpoints("planner")
+    expected = ModelEndpoint("http://h/v1", "m", temperature=0.5, price=Price(1.0, 1.0, 2.0))
+    assert configured.model_endpoint() == expected
+
+
+def test_defaults_of_an_endpoint_are_the_clients_own():
+    [configured] = load_config(
+        None, {**MINIMAL, "models": {"default": {"base_url": "http://h", "model": "m"}}}
+    ).endpoints("planner")
+    assert configured.model_endpoint() == ModelEndpoint("http://h", "m")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,9 @@ def test_roles_fall_back_to_the_default_and_the_fixer_to_the_executor():
         ("models: {planer: {base_url: 'http://h', model: m}}", r"no role 'planer'"),
         ("models: {planner: {base_url: 'http://h', model: m}}", r"no endpoint for executor, summarizer"),
         ("models: {default: {base_url: 'http://h', model: m, temprature: 1}}", r"did you mean temperature\?"),
-        ("models: {default: {base_url: 'h', model: m}}", r"models.default.base_url is 'h'"),
+        ("models: {default: {base_url: 'h', model: m}}", r"models.default.0.base_url is 'h'"),
+        ("models: {default: []}", r"default has no endpoint"),
+        ("models: {default: {base_url: 'http://h', model: m, price: {promt: 1}}}", r"did you mean prompt\?"),
         ("search: {beam_width: 0}", r"beam_width is 0: give a whole number from 1"),
         ("preset: fastest", r"no preset 'fastest': choose one of"),
         ("slots: 0", r"slots is 0"),
