@@ -1,0 +1,1 @@
+"""Whatever executes kernels: one protocol, several devices."""

@@ -1,8 +1,8 @@
 """Child processes that end: run a function in a process of its own, within limits, and be sure it is gone afterwards.
 
 :func:`run_child` calls ``module:function(argument: bytes) -> bytes`` in a fresh worker process (see
-:mod:`accelopt_ray.devices.launcher` for how it is started) and returns a typed :class:`ChildResult`. Whatever the worker
-does, it is dead, with all its descendants, when the call returns, and its private folder is removed.
+:mod:`accelopt_ray.devices.launcher` for how it is started) and returns a typed :class:`ChildResult`. Whatever the
+worker does, it is dead, with all its descendants, when the call returns, and its private folder is removed.
 
 What holds where:
 
@@ -168,6 +168,7 @@ class _Supervision:
         self._status: dict[str, int | bool] = {}
         self._peak_bytes = 0
         self._known: set[int] = set()
+        self._too_many_processes = False
         self._verdict: ChildEnd | None = None
 
     def run(self) -> ChildResult:
@@ -178,9 +179,7 @@ class _Supervision:
                 argument.write(self._task.argument)
                 argument.flush()
                 try:
-                    _launcher.send(
-                        self._request(), [theirs.fileno(), argument.fileno(), result.fileno(), output_write]
-                    )
+                    _launcher.send(self._request(), [theirs.fileno(), argument.fileno(), result.fileno(), output_write])
                 finally:
                     os.close(output_write)
                     theirs.close()
@@ -231,8 +230,7 @@ class _Supervision:
                     self._verdict = ChildEnd.TIMEOUT
                 elif now >= next_look:
                     next_look = now + _POLL_S
-                    if self._memory_bytes() > self._limits.memory_bytes:
-                        self._verdict = ChildEnd.MEMORY_LIMIT
+                    self._verdict = self._look()
                 if self._verdict is not None:
                     control.shutdown(socket.SHUT_WR)
                     give_up = now + _GRACE_S
@@ -275,15 +273,22 @@ class _Supervision:
             self._output_truncated = self._output_truncated or len(part) > room
         return True
 
-    def _memory_bytes(self) -> int:
+    def _look(self) -> ChildEnd | None:
+        """Looks at the living processes and says which of their bounds is passed, if any."""
         supervisor = int(self._status.get("pid", 0))
         if not supervisor:
-            return 0
+            return None
         living = descendants(supervisor)
         self._known |= living
-        total = sum(map(_private_memory_bytes, living))
+        if self._task.confined and len(living) > _CONFINED_PROCESSES:
+            self._too_many_processes = True
+            return ChildEnd.CRASHED
+        total = sum(map(_resident_bytes, living))
+        if total > self._limits.memory_bytes:
+            # Pages that forked processes share were counted once for each; the exact figure takes longer to get.
+            total = sum(map(_proportional_bytes, living))
         self._peak_bytes = max(self._peak_bytes, total)
-        return total
+        return ChildEnd.MEMORY_LIMIT if total > self._limits.memory_bytes else None
 
     def _kill_known(self) -> None:
         """Ends what survived its supervisor, which only happens if that was killed from inside an unconfined child."""
@@ -323,6 +328,8 @@ class _Supervision:
         memory_text = f"used more than {self._limits.memory_bytes / 2**20:.0f} MiB of memory"
         if self._verdict is ChildEnd.MEMORY_LIMIT:
             return ChildEnd.MEMORY_LIMIT, b"", memory_text
+        if self._too_many_processes:
+            return ChildEnd.CRASHED, b"", f"started more than {_CONFINED_PROCESSES} processes"
         if "exit_code" not in self._status:
             return ChildEnd.CRASHED, b"", "ended together with its supervising process"
         code = int(self._status["exit_code"])
@@ -335,7 +342,8 @@ class _Supervision:
         if size == 0 or code != 0:
             return ChildEnd.CRASHED, b"", f"ended with exit code {code} and without a result"
         if size > self._task.max_answer_bytes:
-            return ChildEnd.CRASHED, b"", f"wrote a result of {size} bytes, more than the {self._task.max_answer_bytes} allowed"
+            text = f"wrote a result of {size} bytes, more than the {self._task.max_answer_bytes} allowed"
+            return ChildEnd.CRASHED, b"", text
         frame = os.pread(result, size, 0)
         kind, body = frame[:1], frame[1:]
         if kind == FRAME_ANSWER:
@@ -426,17 +434,22 @@ def _launcher_address_space() -> int:
     return _launcher.address_space_bytes()
 
 
-def _private_memory_bytes(pid: int) -> int:
+def _resident_bytes(pid: int) -> int:
     """Memory that is the process's own: mapped tensor files do not count, they can be dropped at any time."""
-    total = 0
+    return _sum_fields(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
+
+
+def _proportional_bytes(pid: int) -> int:
+    """As :func:`_resident_bytes`, each shared page divided by the number of processes that share it."""
+    return _sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
+
+
+def _sum_fields(path: str, fields: tuple[str, ...]) -> int:
     try:
-        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as status:
-            for line in status:
-                if line.startswith(("RssAnon:", "RssShmem:", "VmSwap:")):
-                    total += int(line.split()[1]) * 1024
-    except OSError:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(fields))
+    except OSError:  # the process has ended
         return 0
-    return total
 
 
 def _session_of(pid: int) -> int:
@@ -454,15 +467,9 @@ def _signal_name(number: int) -> str:
 
 
 def _remove_folder(folder: Path) -> None:
-    def make_writable_and_retry(function: object, path: str, _: object) -> None:
-        os.chmod(os.path.dirname(path), stat.S_IRWXU)
-        if os.path.isdir(path) and not os.path.islink(path):
-            os.chmod(path, stat.S_IRWXU)
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            os.unlink(path)
-
-    try:
-        shutil.rmtree(folder, onerror=make_writable_and_retry)
-    except OSError:
+    shutil.rmtree(folder, ignore_errors=True)
+    if folder.exists():  # something in there was made unreadable
+        for root, names, _ in os.walk(folder):
+            for name in names:
+                os.chmod(os.path.join(root, name), stat.S_IRWXU)
         shutil.rmtree(folder, ignore_errors=True)

@@ -33,6 +33,7 @@ _PR_SET_NO_NEW_PRIVS = 38
 _MS_NOSUID = 2
 _MS_NODEV = 4
 _MS_NOEXEC = 8
+_MNT_DETACH = 2
 _MS_REC_PRIVATE = 16384 | (1 << 18)
 
 # Landlock's system calls have the same numbers on every architecture that Linux added them to together.
@@ -114,6 +115,12 @@ def mount_private_folder(folder: str, size_bytes: int) -> bool:
     flags = ctypes.c_ulong(_MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
     options = f"size={size_bytes},nr_inodes=4096,mode=0700".encode()
     return bool(_libc.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", flags, options) == 0)
+
+
+def unmount(folder: str) -> None:
+    """Takes the file system that :func:`mount_private_folder` mounted away again."""
+    if _libc is not None:
+        _libc.umount2(os.fsencode(folder), _MNT_DETACH)
 
 
 def landlock_version() -> int:

@@ -6,10 +6,10 @@ requests over a socket. For each request three processes are made::
 
     launcher ── supervisor ── [first process of a namespace] ── worker
 
-The **worker** confines itself and calls the target. The **supervisor** watches the control socket: when the parent hangs
-up, whether on purpose, by dying or because a deadline has passed, everything below is killed. Where process namespaces
-exist, their first process reports how the worker ended and its own end takes all others along; elsewhere the supervisor
-collects orphans itself.
+The **worker** confines itself and calls the target. The **supervisor** watches the control socket: when the parent
+hangs up, by dying or because a deadline has passed, everything below is killed. Where process namespaces exist, their
+first process reports how the worker ended and its own end takes all others along; elsewhere the supervisor collects
+orphans itself.
 
 Only the standard library is imported at module level, because this runs before any path is set up.
 """
@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -136,6 +137,10 @@ def _supervise(request: dict[str, Any], control: int, argument: int, result: int
         if control in ready:  # the parent never writes, so this is the end of its side
             _kill_group(child)
             _kill_descendants()
+            # The parent does this too, unless it was killed.
+            if namespaces:
+                confinement.unmount(request["folder"])
+            shutil.rmtree(request["folder"], ignore_errors=True)
             os._exit(0)
         try:
             os.read(wake_read, 4096)
@@ -195,10 +200,11 @@ def _reap_all() -> int:
     count = 0
     while True:
         try:
-            os.waitpid(-1, 0)
+            _, status = os.waitpid(-1, 0)
         except ChildProcessError:
             return count
-        count += 1
+        # What had ended by itself was no straggler.
+        count += os.waitstatus_to_exitcode(status) == -signal.SIGKILL
 
 
 def _kill_descendants() -> int:
@@ -208,6 +214,7 @@ def _kill_descendants() -> int:
     """
     seen: set[int] = set()
     for _ in range(2000):
+        _reap_ended()
         living = descendants(os.getpid())
         if not living:
             break
@@ -217,14 +224,17 @@ def _kill_descendants() -> int:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    select.select([], [], [], 0.005)
-                    break
-            except ChildProcessError:
-                break
+        select.select([], [], [], 0.002)
     return len(seen)
+
+
+def _reap_ended() -> None:
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
 
 
 def descendants(root: int) -> set[int]:

@@ -64,12 +64,23 @@ class KernelRequest:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A compiled kernel: opaque bytes for the device that made it."""
+    """A compiled kernel: opaque bytes for the device that made it.
+
+    Attributes:
+        device: Name of the device that can run it.
+        payload: Opaque to everyone else.
+        compile_s: Wall time of the compilation.
+        outputs: What the kernel returns.
+        precision_tier: ``fp32``, ``compensated`` or ``reduced`` where the device can tell from what it compiled.
+        stragglers: Processes that the kernel's code had started and left behind; they have been ended.
+    """
 
     device: str
     payload: bytes
     compile_s: float = 0.0
     outputs: tuple[TensorSpec, ...] = ()
+    precision_tier: str = ""
+    stragglers: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Measurement:
         latency_spread: (max - min) / min of the samples.
         counters: The Neuron profiler's own field names and units; a field that the profiler would leave out is absent.
         simulated: True when predicted by a model instead of measured.
-        confidence: For a prediction, the relative half-width within which two variants count as equal; None when measured.
+        confidence: For a prediction, the relative half-width within which two variants count as equal; else None.
         explanation: Bottleneck breakdown for people and prompts.
     """
 

@@ -1,0 +1,26 @@
+"""Devices by the name given to ``--device``."""
+
+from __future__ import annotations
+
+import difflib
+
+from accelopt_ray.devices.protocol import Device
+from accelopt_ray.devices.simulator import SimulatorDevice
+from accelopt_ray.outcome import UserError
+
+SIMULATED = ("sim-trn1", "sim-trn2")
+
+
+def get_device(name: str) -> Device:
+    """Returns the device of that name.
+
+    Raises:
+        UserError: There is none.
+    """
+    if name in SIMULATED:
+        return SimulatorDevice(name, name.removeprefix("sim-"))
+    if name == "neuron":
+        raise UserError("device 'neuron' is not available in this version: use sim-trn1 or sim-trn2")
+    close = difflib.get_close_matches(name, [*SIMULATED, "neuron"], n=1)
+    hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(SIMULATED)}"
+    raise UserError(f"unknown device '{name}': {hint}")
