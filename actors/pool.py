@@ -14,7 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
-from accelopt_ray.outcome import EvaluationOutcome
+from accelopt_ray.outcome import EvaluationOutcome, UserError
 
 MAX_DISPATCHES = 3
 """A job whose workers die or fail this often is given up: by then it is more likely the cause than the victim."""
@@ -81,6 +81,9 @@ class ProfilerPool:
 
         Its ``queue_s`` is the time before the last dispatch. A job that outlives several workers ends as ``crashed``
         with reason ``worker_lost``; one whose worker stops answering as ``timeout`` with reason ``worker_stuck``.
+
+        Raises:
+            UserError: The evaluation found the user's set-up defective.
         """
         arrived = time.monotonic()
         fault = ""
@@ -93,6 +96,8 @@ class ProfilerPool:
                 result = await self._on_worker(slot, job)
             except asyncio.TimeoutError:
                 return self._given_up(job, EvaluationOutcome.TIMEOUT, "worker_stuck", "its worker stopped answering")
+            except UserError:
+                raise  # as plain as it was in the worker: another worker would say the same
             except (RayActorError, RayTaskError) as error:
                 fault = str(error)
                 continue
@@ -119,8 +124,10 @@ class ProfilerPool:
             )
             healthy = True
             return result
-        except RayTaskError:
+        except RayTaskError as error:
             healthy = True  # the harness raised, the worker lives
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
             raise
         finally:
             if healthy:

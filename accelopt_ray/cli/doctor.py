@@ -141,7 +141,6 @@ def _vllm() -> Finding:
 
 
 def _endpoint(base_url: str | None) -> Finding:
-    from accelopt_ray.cli.endpoints import models_of
     from accelopt_ray.outcome import UserError
 
     if base_url is None:
@@ -149,10 +148,37 @@ def _endpoint(base_url: str | None) -> Finding:
             "model endpoint", "absent", "none named: optimize uses the offline rewriter (--endpoint names one)"
         )
     try:
-        models = models_of(base_url, "OPENAI_API_KEY")
+        models = _models_of(base_url, "OPENAI_API_KEY")
     except UserError as error:
         return Finding("model endpoint", "problem", str(error))
     return Finding("model endpoint", "ok", f"{base_url}: {', '.join(models) or 'names no models'}")
+
+
+def _models_of(base_url: str, api_key_env: str) -> list[str]:
+    """Names an endpoint's models; none when it answers but does not list them.
+
+    Raises:
+        UserError: It does not answer, or refuses the key.
+    """
+    import httpx
+
+    from accelopt_ray.outcome import UserError
+
+    key = os.environ.get(api_key_env, "")
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{base_url.rstrip('/')}/models", headers=headers, timeout=_PROBE_TIMEOUT_S)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        reason = str(error) or type(error).__name__
+        raise UserError(f"the endpoint {base_url} does not answer ({reason}): start it, or correct its URL") from None
+    if answer.status_code in (401, 403):
+        raise UserError(f"the endpoint {base_url} refuses the key: put a valid one into the variable {api_key_env}")
+    if answer.status_code >= 500:
+        raise UserError(f"the endpoint {base_url} answers with HTTP {answer.status_code}: wait until it is ready")
+    try:
+        return [str(model["id"]) for model in answer.json()["data"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _version(distribution: str) -> str | None:

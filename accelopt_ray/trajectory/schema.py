@@ -156,6 +156,7 @@ _ALL = (
             ("reasoning_tokens", pa.int64(), "of these, tokens of reasoning"),
             ("usage_estimated", pa.bool_(), "true when the endpoint gave no usage and tokens are an estimate"),
             ("cost_usd", pa.float64(), "US dollars by the run's price table"),
+            ("price_known", pa.bool_(), "false when no price is known, so that `cost_usd` is 0 for want of one"),
             ("latency_s", pa.float64(), "seconds from the call to the complete reply, retries included"),
             ("retries", pa.int32(), "attempts before the one that is recorded"),
             ("outcome", pa.string(), "`ok`, `empty`, `truncated`, `refused` or `error`"),

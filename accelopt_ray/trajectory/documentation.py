@@ -1,0 +1,22 @@
+"""The tables of ``docs/trajectory.md``, written from the schema so that they cannot differ from it.
+
+``python -m accelopt_ray.trajectory.documentation`` prints them.
+"""
+
+from __future__ import annotations
+
+from accelopt_ray.trajectory.schema import TABLES
+
+
+def schema_markdown() -> str:
+    """Returns every table with its columns, types and meanings as Markdown."""
+    parts = []
+    for table in TABLES.values():
+        rows = [f"| `{column.name}` | {column.type} | {column.meaning} |" for column in table.columns]
+        head = [f"### {table.name}", "", f"{table.meaning[0].upper()}{table.meaning[1:]}.", ""]
+        parts.append("\n".join([*head, "| column | type | meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    print(schema_markdown(), end="")
