@@ -42,7 +42,10 @@ class ModelCall:
 
 @dataclass(frozen=True)
 class ModelReply:
-    """A finished call. Field names and units are those of the ``llm_calls`` table."""
+    """A finished call. Field names and units are those of the ``llm_calls`` table.
+
+    ``price_known`` is False when no price is known for the model, so that ``cost_usd`` is 0 for want of one.
+    """
 
     call_id: str
     outcome: CallOutcome
@@ -57,6 +60,7 @@ class ModelReply:
     reasoning_tokens: int = 0
     usage_estimated: bool = False
     cost_usd: float = 0.0
+    price_known: bool = True
     latency_s: float = 0.0
     retries: int = 0
     error_text: str = ""
@@ -69,7 +73,11 @@ class Services(Protocol):
         """Returns the reply once its row is durable; a failed call is a reply whose outcome is not ``ok``."""
 
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        """Returns the final result; a worker's failure is retried behind this method."""
+        """Returns the final result; a worker's failure is retried behind this method.
+
+        ``job.evaluation_id`` is the same whenever the same search asks again, so an implementation that keeps results
+        under it never has to evaluate twice, even if the run is killed before the result's row is written.
+        """
 
     async def record(self, table: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Adds rows to a trajectory table; returns once they are accepted (durable at the next flush)."""

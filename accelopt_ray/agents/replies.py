@@ -1,0 +1,142 @@
+"""From a chat completion, or from its failure, to the parts of a reply."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from openai.types.chat import ChatCompletion
+
+from accelopt_ray.outcome import CallOutcome
+
+_THINK = re.compile(r"\A\s*<think(?:ing)?>(?P<reasoning>.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
+_OPEN_THINK = re.compile(r"\A\s*<think(?:ing)?>", re.IGNORECASE)
+# Some chat templates put the opening tag into the prompt, so that only the closing one is in the reply.
+_CLOSE_THINK = re.compile(r"</think(?:ing)?>\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one or several requests.
+
+    Attributes:
+        prompt_tokens: Of the prompt.
+        cached_tokens: Of these, answered from the endpoint's cache.
+        completion_tokens: Of the completion, reasoning included.
+        reasoning_tokens: Of these, reasoning.
+        estimated: Whether the endpoint gave no usage and the numbers are estimates from the texts' lengths.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    estimated: bool = False
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.estimated or other.estimated,
+        )
+
+
+@dataclass(frozen=True)
+class ParsedCompletion:
+    """The parts of one completion."""
+
+    outcome: CallOutcome
+    reply_text: str
+    reasoning_text: str
+    finish_reason: str
+    usage: Usage
+
+
+class MalformedCompletionError(Exception):
+    """The endpoint answered with something that is no chat completion."""
+
+
+def parse_completion(completion: object, prompt_text: str) -> ParsedCompletion:
+    """Reads a chat completion.
+
+    Args:
+        completion: What the client library returned; it does not validate, so any JSON value may come.
+        prompt_text: Both messages, for the estimate of tokens where usage is absent.
+
+    Raises:
+        MalformedCompletionError: It has no choices or no message.
+    """
+    if not isinstance(completion, ChatCompletion) or not completion.choices:
+        raise MalformedCompletionError("the endpoint's answer has no choices")
+    # A single sample was asked for; an endpoint that sends the choice twice has answered once.
+    choice = completion.choices[0]
+    message = getattr(choice, "message", None)
+    if message is None:
+        raise MalformedCompletionError("the endpoint's answer has no message")
+    fields = message.model_extra or {}
+    reasoning = next((v for k in ("reasoning_content", "reasoning") if isinstance(v := fields.get(k), str)), "")
+    content = message.content if isinstance(message.content, str) else ""
+    if not reasoning:
+        reasoning, content = split_reasoning(content)
+    finish_reason = str(choice.finish_reason or "")
+    refusal = message.refusal if isinstance(message.refusal, str) else ""
+    if not content.strip() and message.tool_calls:
+        # A model trained on tools may put its answer into a call of one that was never offered.
+        content = "\n".join(_tool_arguments(call) for call in message.tool_calls)
+    if refusal or finish_reason == "content_filter":
+        outcome = CallOutcome.REFUSED
+        content = content or refusal
+    elif finish_reason == "length":
+        outcome = CallOutcome.TRUNCATED
+    elif not content.strip():
+        outcome = CallOutcome.EMPTY
+    else:
+        outcome = CallOutcome.OK
+    return ParsedCompletion(
+        outcome, content, reasoning, finish_reason, _usage(completion, prompt_text, content, reasoning)
+    )
+
+
+def split_reasoning(content: str) -> tuple[str, str]:
+    """Splits reasoning written into the answer, in a ``<think>`` block at its start, from the answer.
+
+    Returns:
+        Reasoning and answer. A block that is never closed is all reasoning: the model was cut off while thinking.
+    """
+    match = _THINK.match(content)
+    if match is not None:
+        return match["reasoning"].strip(), content[match.end() :]
+    if _OPEN_THINK.match(content):
+        return _OPEN_THINK.sub("", content).strip(), ""
+    match = _CLOSE_THINK.search(content)
+    if match is not None and "<think" not in content[: match.start()].lower():
+        return content[: match.start()].strip(), content[match.end() :]
+    return "", content
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimates a text's tokens where nobody counted: about four bytes each for English and code."""
+    return (len(text.encode("utf-8", errors="replace")) + 3) // 4
+
+
+def _usage(completion: ChatCompletion, prompt_text: str, content: str, reasoning: str) -> Usage:
+    usage = completion.usage
+    prompt = _count(getattr(usage, "prompt_tokens", None))
+    generated = _count(getattr(usage, "completion_tokens", None))
+    if prompt is None or generated is None:
+        thought = estimate_tokens(reasoning)
+        return Usage(estimate_tokens(prompt_text), 0, estimate_tokens(content) + thought, thought, estimated=True)
+    cached = _count(getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)) or 0
+    thought_count = _count(getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None)) or 0
+    return Usage(prompt, min(cached, prompt), generated, min(thought_count, generated))
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _tool_arguments(call: object) -> str:
+    function = getattr(call, "function", None)
+    return str(getattr(function, "arguments", "") or "")
