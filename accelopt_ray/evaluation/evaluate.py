@@ -1,0 +1,193 @@
+"""Evaluates one kernel: compile, measure, check, in the order of what each costs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar, Union
+
+import numpy as np
+
+from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.outcome import EvaluationOutcome, UserError
+from accelopt_ray.verify.checks import Check, Finding, Trial, get_check
+from accelopt_ray.verify.references import ReferenceCache, ReferenceSet
+from nkibench.hardware import HARDWARE
+from nkibench.roofline import percent_of_peak
+from nkibench.task import OutputMismatch, Task, TaskError, load_task
+
+_MAX_TEXT = 4000
+_Answer = TypeVar("_Answer", Artifact, RunResult, Measurement)
+
+
+def evaluate(job: EvaluationJob, device: Device, references: ReferenceCache) -> EvaluationResult:
+    """Evaluates one kernel and says how it ended; never raises for what the kernel does.
+
+    Stages: a look at the text, compile, measurement (before the numbers where the device predicts, after the first
+    trial elsewhere), then one trial after the other. The first finding ends the evaluation; what was measured by then
+    stays in the result.
+
+    Args:
+        job: What to evaluate.
+        device: Where.
+        references: Cache of inputs and reference outputs.
+
+    Raises:
+        UserError: The task or the check of the job does not exist or is defective.
+    """
+    try:
+        task = load_task(job.task.location, dict(job.task.parameters))
+    except TaskError as error:
+        raise UserError(str(error)) from error
+    run = _Run(job, device, references, task, get_check(job.check))
+    try:
+        run.go()
+        outcome, reason, text = EvaluationOutcome.CORRECT, "", ""
+    except _Ended as ended:
+        outcome, reason, text = ended.finding.outcome, ended.finding.reason, ended.finding.text
+    return replace(run.result(), outcome=outcome, reason=reason, error_text=text[:_MAX_TEXT])
+
+
+def fingerprint_sha256(device: Device) -> str:
+    """Returns a hash over everything about a device that a result depends on."""
+    return hashlib.sha256(json.dumps(dict(device.fingerprint()), sort_keys=True).encode()).hexdigest()
+
+
+class _Ended(Exception):
+    """The evaluation is over because of a finding."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(finding.text)
+        self.finding = finding
+
+
+@dataclass
+class _Run:
+    """The state of one evaluation as it goes through its stages."""
+
+    job: EvaluationJob
+    device: Device
+    references: ReferenceCache
+    task: Task
+    check: Check
+    artifact: Artifact | None = None
+    measurement: Measurement | None = None
+    run_s: float = 0.0
+    stage_s: dict[str, float] = field(default_factory=dict)
+    trials: list[dict[str, Any]] = field(default_factory=list)
+
+    def go(self) -> None:
+        _end_on(self.check.inspect_source(self.job.source))
+        with self._stage("compile"):
+            self.artifact = self._compile()
+        _end_on(self.check.inspect_program(self.artifact.precision_tier, self.artifact.stragglers))
+        if self.device.predicts_latency:
+            self._measure(self.artifact, ())
+        for position, trial in enumerate(self.check.trials(self.task, self.job.seeds)):
+            with self._stage("reference"):
+                manager = self.references.use(self.task, trial.seed, trial.distribution)
+                reference = manager.__enter__()
+            try:
+                self._try(self.artifact, trial, reference)
+                if position == 0 and not self.device.predicts_latency:
+                    self._measure(self.artifact, reference.kernel_inputs)
+            finally:
+                manager.__exit__(None, None, None)
+
+    def result(self) -> EvaluationResult:
+        """What is known so far, with an outcome to be filled in."""
+        measured: dict[str, Any] = {}
+        if self.measurement is not None:
+            measured = {
+                "latency_ms": self.measurement.latency_ms,
+                "latency_samples_ms": self.measurement.latency_samples_ms,
+                "latency_spread": self.measurement.latency_spread,
+                "counters": self.measurement.counters,
+                "prediction_confidence": self.measurement.confidence,
+                "explanation": self.measurement.explanation,
+                "percent_of_peak": self._percent_of_peak(self.measurement.latency_ms),
+            }
+        return EvaluationResult(
+            evaluation_id=self.job.evaluation_id,
+            outcome=EvaluationOutcome.CANCELLED,
+            check=self.check.name,
+            precision_tier=self.artifact.precision_tier if self.artifact else "",
+            device=self.device.name,
+            simulated=self.device.simulated,
+            check_details={"trials": self.trials, "stage_s": self.stage_s},
+            compile_s=self.stage_s.get("compile", 0.0),
+            run_s=self.run_s,
+            fingerprint_sha256=fingerprint_sha256(self.device),
+            **measured,
+        )
+
+    def _compile(self) -> Artifact:
+        try:
+            specs = self.task.input_specs()
+        except TaskError as error:
+            raise UserError(str(error)) from error
+        inputs = tuple(TensorSpec(*spec) if isinstance(spec, tuple) else spec for spec in specs)
+        request = KernelRequest(self.job.source, inputs, self.task.entry)
+        return _unless_failed(self.device.compile(request, self.job.limits))
+
+    def _measure(self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]]) -> None:
+        with self._stage("measure"):
+            self.measurement = _unless_failed(self.device.measure(artifact, inputs, self.job.limits))
+        _end_on(
+            self.check.inspect_latency(
+                self.task, self.device.hardware, self.measurement.latency_ms, self.measurement.counters
+            )
+        )
+
+    def _try(self, artifact: Artifact, trial: Trial, reference: ReferenceSet) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="accelopt-ray-run-"))
+        try:
+            with self._stage("run"):
+                ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
+            self.run_s += ran.run_s
+            with self._stage("check"):
+                raw = [np.load(path, mmap_mode="r") for path in ran.outputs]
+                try:
+                    outputs = self.task.task_outputs(raw, reference.output_arrays())
+                except OutputMismatch as error:
+                    raise _Ended(Finding(EvaluationOutcome.INCORRECT, "output_shape", str(error))) from error
+                verdict = self.check.compare(self.task, outputs, reference)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        self.trials.append({"seed": trial.seed, "distribution": trial.distribution, **verdict.details})
+        if verdict.finding is not None:
+            where = f"seed {trial.seed}, {trial.distribution} inputs: "
+            raise _Ended(replace(verdict.finding, text=where + verdict.finding.text))
+
+    def _percent_of_peak(self, latency_ms: float) -> float | None:
+        hardware = HARDWARE.get(self.device.hardware)
+        if self.task.counts is None or hardware is None or not latency_ms > 0:
+            return None
+        return percent_of_peak(self.task.counts, hardware, latency_ms)
+
+    @contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.stage_s[name] = self.stage_s.get(name, 0.0) + time.perf_counter() - started
+
+
+def _end_on(finding: Finding | None) -> None:
+    if finding is not None:
+        raise _Ended(finding)
+
+
+def _unless_failed(answer: Union[_Answer, Failure]) -> _Answer:
+    if isinstance(answer, Failure):
+        raise _Ended(Finding(answer.outcome, answer.reason, answer.error_text))
+    return answer

@@ -1,0 +1,129 @@
+"""The cache of reference data under concurrent use, eviction and defective tasks."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from accelopt_ray.outcome import UserError
+from accelopt_ray.verify import references as module
+from accelopt_ray.verify.references import ReferenceCache
+from nkibench.task import Task, load_task
+
+SHAPE = {"M": 256, "N": 512}
+
+
+@pytest.fixture
+def task() -> Task:
+    return load_task("silu", SHAPE)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ReferenceCache:
+    return ReferenceCache(tmp_path / "cache")
+
+
+def count_builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    built: list[str] = []
+    original = module.run_child
+
+    def counting(task, limits):
+        built.append(task.target)
+        return original(task, limits)
+
+    monkeypatch.setattr(module, "run_child", counting)
+    return built
+
+
+def test_an_entry_holds_what_the_task_computes(task, cache):
+    inputs = task.inputs(21)
+    expected = task.forward(inputs)
+    with cache.use(task, 21) as entry:
+        arrays = entry.output_arrays()
+        kernel_inputs = [np.load(path) for path in entry.kernel_inputs]
+        norms = entry.output_norms
+        assert entry.finite
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, expected))
+    assert all(np.array_equal(a, b) for a, b in zip(kernel_inputs, task.kernel_inputs(inputs)))
+    assert norms == pytest.approx([np.linalg.norm(output.astype(np.float64)) for output in expected])
+
+
+def test_an_entry_is_built_once_and_told_apart_by_everything_it_depends_on(task, cache, monkeypatch):
+    built = count_builds(monkeypatch)
+    for _ in range(2):
+        with cache.use(task, 0):
+            pass
+    assert len(built) == 1
+    for other, seed, distribution in [
+        (task, 1, "ordinary"),
+        (task, 0, "scaled"),
+        (task.with_parameters(M=128), 0, "ordinary"),
+    ]:
+        with cache.use(other, seed, distribution):
+            pass
+    assert len(built) == 4
+
+
+def test_a_changed_reference_is_another_entry(task, cache, tmp_path):
+    folder = tmp_path / "mine"
+    shutil.copytree(task.folder, folder)
+    with cache.use(load_task(folder, SHAPE), 0) as entry:
+        before = np.array(entry.output_arrays()[0])
+    path = folder / "reference.py"
+    path.write_text(path.read_text().replace("def forward(", "def old_forward(") + "\ndef forward(x):\n    return x * 2\n")
+    with cache.use(load_task(folder, SHAPE), 0) as entry:
+        assert not np.array_equal(entry.output_arrays()[0], before)
+
+
+def test_concurrent_users_build_an_entry_once(task, cache, monkeypatch):
+    built = count_builds(monkeypatch)
+    seen: list[float] = []
+
+    def use() -> None:
+        with ReferenceCache(cache.folder).use(task, 5) as entry:
+            seen.append(float(entry.output_arrays()[0].sum()))
+
+    threads = [threading.Thread(target=use) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert len(seen) == 6 and len(set(seen)) == 1
+
+
+def test_the_least_recently_used_entries_go_first_and_none_in_use(task, cache):
+    with cache.use(task, 0):
+        pass
+    small = ReferenceCache(cache.folder, cap_bytes=int(cache.size_bytes() * 2.5))
+    with small.use(task, 1) as held:
+        with small.use(task, 2):
+            pass  # seed 0 goes
+        with small.use(task, 3):
+            pass  # seed 1 would be next, but it is in use
+        assert small.size_bytes() <= small.cap_bytes
+        assert held.outputs[0].exists()
+    names = {path.parent for path in (cache.folder / "references").glob("*/meta.json")}
+    assert held.outputs[0].parent in names and len(names) == 2
+
+
+def test_a_reference_that_fails_is_the_users_mistake_in_one_line(task, cache, tmp_path):
+    folder = tmp_path / "broken"
+    shutil.copytree(task.folder, folder)
+    path = folder / "reference.py"
+    path.write_text(path.read_text() + "\ndef forward(x):\n    raise RuntimeError('told to')\n")
+    with pytest.raises(UserError) as caught, cache.use(load_task(folder, SHAPE), 0):
+        pass
+    message = str(caught.value)
+    assert "reference.py" in message and "told to" in message and "\n" not in message
+    assert not list((cache.folder / "references").iterdir())
+
+
+def test_a_cache_folder_that_cannot_be_written_is_the_users_mistake(task, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="ACCELOPT_RAY_CACHE"), ReferenceCache(tmp_path / "file").use(task, 0):
+        pass
