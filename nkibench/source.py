@@ -28,8 +28,9 @@ def function_names(path: Path) -> list[str]:
     Raises:
         TaskError: The file is missing or is not Python.
     """
+    text = read_text(path)
     try:
-        tree = ast.parse(read_text(path))
+        tree = ast.parse(text)
     except SyntaxError as error:
         raise TaskError(f"{path}: line {error.lineno}: {error.msg}") from error
     except ValueError as error:
