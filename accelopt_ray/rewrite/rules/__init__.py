@@ -1,0 +1,1 @@
+"""The rewrite rules, grouped by what they look at."""
