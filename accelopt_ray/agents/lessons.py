@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 _NOTHING = re.compile(r"\bno\s+optimi[sz]ations?\s+(?:was\s+|were\s+)?found\b", re.IGNORECASE)
+_FIRST = re.compile(r"\A\W*(?:title\W+|answer\W+)?" + _NOTHING.pattern, re.IGNORECASE)
 _TITLE = re.compile(
     r"^[ \t]*(?:[#>*\-]+[ \t]*)*(?:title|optimi[sz]ation)[ \t]*(?:\*\*)?[ \t]*[:：][ \t]*(?P<title>.+)$", re.I | re.M
 )
@@ -33,8 +34,7 @@ def parse_lesson(reply_text: str) -> Lesson:
     mentions the phrase stays a lesson.
     """
     text = reply_text.replace("\r\n", "\n").strip()
-    nothing = _NOTHING.search(text)
-    if not text or (nothing is not None and (nothing.start() <= 40 or len(text) <= 120)):
+    if not text or _FIRST.match(text) or (len(text) <= 120 and _NOTHING.search(text)):
         return Lesson("", "")
     match = _TITLE.search(text) or _HEADING.search(text)
     title = match["title"] if match is not None else text.split("\n", 1)[0]
