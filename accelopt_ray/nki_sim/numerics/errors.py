@@ -1,0 +1,19 @@
+"""Faults that show only while a program runs."""
+
+from __future__ import annotations
+
+from accelopt_ray.outcome import EvaluationOutcome
+
+
+class NumericsError(Exception):
+    """A program cannot be executed.
+
+    Attributes:
+        outcome: ``RUNTIME_ERROR`` for a fault of the kernel, ``UNSUPPORTED`` for what the executor does not know.
+        line: Source line of the instruction, 0 when there is none.
+    """
+
+    def __init__(self, message: str, line: int = 0, outcome: EvaluationOutcome = EvaluationOutcome.RUNTIME_ERROR):
+        super().__init__(message)
+        self.outcome = outcome
+        self.line = line
