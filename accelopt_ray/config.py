@@ -181,12 +181,15 @@ class RunConfig(_Section):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
 
 
-def load_config(path: Path | None, overrides: Mapping[str, object]) -> RunConfig:
+def load_config(
+    path: Path | None, overrides: Mapping[str, object], defaults: Mapping[str, object] | None = None
+) -> RunConfig:
     """Builds a run's configuration.
 
     Args:
         path: A YAML file, or None.
         overrides: What the command line says, nested like the file; None values are left out.
+        defaults: What holds where neither says anything, besides the built-in defaults.
 
     Returns:
         The resolved configuration.
@@ -194,7 +197,8 @@ def load_config(path: Path | None, overrides: Mapping[str, object]) -> RunConfig
     Raises:
         UserError: The file cannot be read, or a field is unknown, missing or out of range; the message names it.
     """
-    values = _merged(_read_yaml(path) if path is not None else {}, overrides)
+    file = _read_yaml(path) if path is not None else {}
+    values = _merged(_merged(defaults or {}, file), overrides)
     try:
         config = RunConfig.model_validate(values)
     except ValidationError as error:

@@ -9,7 +9,10 @@ from typing import Any
 
 import ray
 
+from accelopt_ray.devices.registry import get_device
+from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.verify.references import ReferenceCache
 from actors.cluster import NEURON_RESOURCE
 
 CORES_VARIABLE = "NEURON_RT_VISIBLE_CORES"
@@ -62,3 +65,9 @@ def start_profiler(make_evaluator: EvaluatorFactory, needs_core: bool, slot: int
     resources = {"resources": {NEURON_RESOURCE: 1}, "num_cpus": 0} if needs_core else {"num_cpus": 1}
     actor = ray.remote(Profiler).options(max_restarts=0, max_task_retries=0, **resources)
     return actor.remote(make_evaluator, needs_core, slot)
+
+
+def device_evaluator(device_name: str) -> Evaluator:
+    """Prepares a device in this process and returns the function that evaluates on it."""
+    device, references = get_device(device_name), ReferenceCache()
+    return lambda job: evaluate(job, device, references)

@@ -61,6 +61,7 @@ def _findings(endpoint: str | None) -> Iterator[Finding]:
     checks: list[Callable[[], Finding]] = [_ray, _cache, _neuron_devices, _neuron_toolchain, _gpus, _vllm]
     for check in checks:
         yield check()
+    yield _protections()
     yield Finding("simulator", "ok", "sim-trn1, sim-trn2: predicted latencies, always labelled simulated")
     yield _endpoint(endpoint or os.environ.get("OPENAI_BASE_URL"))
 
@@ -96,6 +97,20 @@ def _cache() -> Finding:
         return Finding("cache", "problem", f"{folder} cannot be written: set {CACHE_VARIABLE} to a folder that can")
     free_gib = shutil.disk_usage(existing).free / 2**30
     return Finding("cache", "ok", f"{folder}, {free_gib:.0f} GiB free")
+
+
+def _protections() -> Finding:
+    from accelopt_ray.devices.child import ChildError
+    from accelopt_ray.devices.protections import protections
+
+    try:
+        report = protections()
+    except ChildError as error:
+        return Finding("protections", "problem", str(error))
+    active = [name for name, state in report.items() if state == "active"]
+    missing = [name for name, state in report.items() if state == "inactive"]
+    detail = f"active: {', '.join(active) or 'none'}"
+    return Finding("protections", "ok", detail + (f"; not on this machine: {', '.join(missing)}" if missing else ""))
 
 
 def _neuron_devices() -> Finding:

@@ -1,0 +1,109 @@
+"""Starting a run: all its actors at once, since each takes most of a second."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from accelopt_ray.config import RunConfig
+from accelopt_ray.outcome import UserError
+from accelopt_ray.tally import Tally
+from actors.cluster import Cluster
+from actors.driver import SearchDriver
+from actors.events import Event
+from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
+from actors.recorder import Recorder
+
+_POLL_S = 0.5
+_STOP_TIMEOUT_S = 10.0
+_CONCURRENT_CALLS = 10_000
+"""Of an asynchronous actor; Ray's default of 1000 would stall a search that has more items in flight."""
+
+
+class RunFailedError(Exception):
+    """The run ended by a fault of the program or the cluster; the message is for people, the details are in the log."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is going on."""
+
+    driver: Any
+    recorder: Any
+    finished: Any
+
+    def events(self) -> Iterator[list[Event]]:
+        """Yields what has happened since the last time, perhaps nothing, about twice a second until the run ends.
+
+        Raises:
+            RunFailedError: The driver died.
+        """
+        position = 0
+        ended = False
+        while not ended:
+            ended = bool(ray.wait([self.finished], timeout=0)[0])
+            try:
+                events = ray.get(self.driver.events.remote(position, 0.0 if ended else _POLL_S))
+            except RayActorError as error:
+                raise RunFailedError(f"the driver of the run died: {error}") from None
+            position += len(events)
+            yield events
+
+    def result(self) -> Tally:
+        """Waits for the end and returns where the run stands then.
+
+        Raises:
+            UserError: The user's set-up proved wrong.
+            RunFailedError: Anything else that ended the run.
+        """
+        try:
+            tally: Tally = ray.get(self.finished)
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
+            raise RunFailedError(str(error)) from None
+        except RayActorError as error:
+            raise RunFailedError(f"the driver of the run died: {error}") from None
+        return tally
+
+    def stop(self) -> Tally | None:
+        """Ends the run early; returns where it stands, or None if its driver does not answer in time."""
+        try:
+            tally: Tally = ray.get(self.driver.stop.remote(), timeout=_STOP_TIMEOUT_S)
+        except (GetTimeoutError, RayActorError, RayTaskError):
+            return None
+        return tally
+
+
+def start_run(config: RunConfig, run_id: str, cluster: Cluster, make_evaluator: EvaluatorFactory | None = None) -> Run:
+    """Starts the actors of a run and the search.
+
+    Args:
+        config: The resolved configuration.
+        run_id: Names the run.
+        cluster: The cluster this process is connected to.
+        make_evaluator: Evaluates instead of the configured device.
+
+    Raises:
+        UserError: The cluster does not have what the device needs.
+    """
+    needs_core = config.device == "neuron"
+    offered = cluster.neuron_cores if needs_core else cluster.cpus
+    slots = config.slots or offered
+    if offered < 1 or slots > offered:
+        what = "NeuronCores" if needs_core else "CPUs"
+        raise UserError(f"the cluster has {offered} {what} and the run wants {max(slots, 1)} slots: give fewer --slots")
+    start = partial(start_profiler, make_evaluator or partial(device_evaluator, config.device), needs_core)
+    # Driver and recorder write the run's folder, so they stay on the machine where it was named.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    beside_us = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
+    recorder = ray.remote(Recorder).options(**beside_us).remote(str(config.output / "trajectory"), run_id)
+    workers = [start(slot) for slot in range(slots)]
+    driver: Any = ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, workers, start)
+    return Run(driver, recorder, driver.run.remote())
