@@ -5,5 +5,6 @@
 
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.execute import run_program
+from accelopt_ray.nki_sim.numerics.slicing import Region, run_slice
 
-__all__ = ["NumericsError", "run_program"]
+__all__ = ["NumericsError", "Region", "run_program", "run_slice"]

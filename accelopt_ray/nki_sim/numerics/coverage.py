@@ -140,7 +140,7 @@ def _covered(
     shape: tuple[int, ...],
     read: Touch | None = None,
 ) -> list[tuple[MaskTerm, tuple[int, ...]]] | None:
-    """Tries ever larger sets of writes, the latest first; shared loops differ by write, so boxes are grouped by them."""
+    """Tries ever larger sets of writes, the latest first, grouped by the loops they share with the read."""
     groups: dict[tuple[int, ...], list[Touch]] = {}
     for write in reversed(writes):
         groups.setdefault(_shared(write.statement.loops, loops), []).append(write)
@@ -163,7 +163,7 @@ def _covered(
 
 def _shared(mine: tuple[int, ...], theirs: tuple[int, ...]) -> tuple[int, ...]:
     length = 0
-    for a, b in zip(mine, theirs):
+    for a, b in zip(mine, theirs, strict=False):
         if a != b:
             break
         length += 1
@@ -237,7 +237,7 @@ def _union_contains(boxes: list[tuple[Interval, ...]], target: tuple[Interval, .
     """Tells whether the union of ``boxes`` contains ``target``, by joining boxes that touch along one dimension."""
     pending = list(boxes)
     while True:
-        if any(all(b.low <= t.low and t.high <= b.high for b, t in zip(box, target)) for box in pending):
+        if any(all(b.low <= t.low and t.high <= b.high for b, t in zip(box, target, strict=False)) for box in pending):
             return True
         joined = _join_once(pending)
         if joined is None:

@@ -158,7 +158,7 @@ def iterations_are_disjoint(first: Touch, second: Touch, loop: int, nest: Nest) 
         return False
     loops = first.statement.loops
     outside = set(loops[: loops.index(loop)])
-    for mine, theirs in zip(first.access.index, second.access.index):
+    for mine, theirs in zip(first.access.index, second.access.index, strict=False):
         if mine.indirect is not None or theirs.indirect is not None:
             continue
         step = coefficient(mine.start, loop)

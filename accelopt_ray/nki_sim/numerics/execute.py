@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accelopt_ray.nki_sim.dtypes import storage
 from accelopt_ray.nki_sim.numerics import rules_elementwise, rules_special, rules_tensor
+from accelopt_ray.nki_sim.numerics.casts import cast
 from accelopt_ray.nki_sim.numerics.coverage import Initialisation, plan_initialisation
 from accelopt_ray.nki_sim.numerics.dependence import Batching, choose_batched_loops
-from accelopt_ray.nki_sim.numerics.dtypes import cast, storage_dtype
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.geometry import Nest, Statement
-from accelopt_ray.nki_sim.numerics.layout import Storage, plan_storage
+from accelopt_ray.nki_sim.numerics.layout import plan_storage
 from accelopt_ray.nki_sim.numerics.masks import evaluate
 from accelopt_ray.nki_sim.numerics.memory import Memory
 from accelopt_ray.nki_sim.numerics.site import Plan, Site, Step
@@ -22,8 +23,17 @@ from accelopt_ray.nki_sim.program import Buffer, Loop, MaskTerm, Node, Opcode, P
 from accelopt_ray.outcome import EvaluationOutcome
 
 Array = NDArray[Any]
-#: Tells whether a statement runs in the current iteration; None when it always does.
-Guard = Callable[[int], "Callable[[], bool] | None"]
+
+
+class Guard(Protocol):
+    """Says which iterations are wanted."""
+
+    def statement_test(self, instruction: int, indices: dict[int, int]) -> Callable[[], bool] | None:
+        """Returns a test of whether the current iteration wants the instruction; None when all do."""
+
+    def loop_test(self, loop: Loop, indices: dict[int, int]) -> Callable[[], bool] | None:
+        """Returns a test of whether the current iteration wants anything of the loop's body; None when all do."""
+
 
 _RULES: dict[Opcode, Callable[[Site], Step]] = {
     Opcode.LOAD: rules_elementwise.move,
@@ -92,14 +102,14 @@ class Executable:
         if outputs is not None:
             if len(outputs) != len(program.outputs):
                 raise NumericsError(f"the kernel returns {len(program.outputs)} tensors, got {len(outputs)} to write")
-            for identity, array in zip(program.outputs, outputs):
+            for identity, array in zip(program.outputs, outputs, strict=False):
                 buffer = program.buffers[identity]
-                if array.shape != buffer.shape or array.dtype != storage_dtype(buffer.dtype):
+                if array.shape != buffer.shape or array.dtype != storage(buffer.dtype):
                     raise NumericsError(f"output '{buffer.name}' does not match the array to write it to")
                 if not array.flags.c_contiguous:
                     raise NumericsError(f"the array for output '{buffer.name}' must be contiguous")
                 results[identity] = array
-        for identity, array in zip(program.inputs, arrays):
+        for identity, array in zip(program.inputs, arrays, strict=False):
             buffer = program.buffers[identity]
             if array.size != int(np.prod(buffer.shape)):
                 raise NumericsError(f"input '{buffer.name}' has shape {array.shape}, traced with {buffer.shape}")
@@ -117,7 +127,7 @@ class Executable:
         for identity in program.outputs:
             if identity not in results:
                 buffer = program.buffers[identity]
-                results[identity] = np.empty(buffer.shape, storage_dtype(buffer.dtype))
+                results[identity] = np.empty(buffer.shape, storage(buffer.dtype))
             if identity not in program.inputs:
                 self.memory.attach(identity, results[identity])
         return [results[identity] for identity in program.outputs]
@@ -126,7 +136,7 @@ class Executable:
         """Executes the program.
 
         Args:
-            guard: Gives for a statement or loop id a test of whether the current iteration is wanted.
+            guard: Restricts the run to the iterations that are wanted; None runs everything.
 
         Raises:
             NumericsError: A fault of the kernel at run time, or something unsupported.
@@ -141,14 +151,16 @@ class Executable:
         for node in nodes:
             if not isinstance(node, Loop):
                 step = self._statement(self.nest.by_instruction[node.id], batch)
-                steps.append(_guarded(step, guard(node.id) if guard else None))
+                wanted = guard.statement_test(node.id, self.memory.indices) if guard else None
+                steps.append(_guarded(step, wanted))
             elif node.trips < 1:
                 continue
             elif node.id in self.batching.loops:
                 steps.extend(self._prepare(node.body, (*batch, node.id), guard))
             else:
                 body = [*self._fills(node.id), *self._prepare(node.body, batch, guard)]
-                steps.append(_repeated(node.id, node.trips, body, self.memory.indices, None))
+                wanted = guard.loop_test(node, self.memory.indices) if guard else None
+                steps.append(_repeated(node.id, node.trips, body, self.memory.indices, wanted))
         return steps
 
     def _statement(self, statement: Statement, batch: tuple[int, ...]) -> Step:

@@ -151,7 +151,7 @@ class Nest:
         common = entries[0].statement.loops
         for entry in entries[1:]:
             length = 0
-            for mine, theirs in zip(common, entry.statement.loops):
+            for mine, theirs in zip(common, entry.statement.loops, strict=False):
                 if mine != theirs:
                     break
                 length += 1

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accelopt_ray.nki_sim.numerics.dtypes import storage_dtype
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.geometry import Interval, Nest, coefficient, tile_range, value_range, without
 from accelopt_ray.nki_sim.program import Access, Affine, Buffer, DimIndex, Role, Space
@@ -229,7 +227,7 @@ def make_tile(
     axes = [0] * len(access.shape)
     scatter: NDArray[np.int64] | None = None
     indirect: list[tuple[Tile, int, int]] = []
-    for index, stride, first, extent in zip(access.index, dim_strides, origin, access.view_shape):
+    for index, stride, first, extent in zip(access.index, dim_strides, origin, access.view_shape, strict=False):
         start: Affine = without(index.start, storage.contracted)
         offset += (start.constant - first) * stride
         for loop, factor in start.terms:
@@ -269,7 +267,7 @@ def check_bounds(access: Access, buffer: Buffer, line: int, nest: Nest) -> None:
         NumericsError: In the device's wording.
     """
     index: DimIndex
-    for dim, (index, extent) in enumerate(zip(access.index, access.view_shape)):
+    for dim, (index, extent) in enumerate(zip(access.index, access.view_shape, strict=False)):
         if index.indirect is not None:
             continue
         reach = _index_range(access, dim, frozenset(), nest)
@@ -279,8 +277,3 @@ def check_bounds(access: Access, buffer: Buffer, line: int, nest: Nest) -> None:
                 f"[{reach.low}, {reach.high}] exceed dimension size of {extent}",
                 line,
             )
-
-
-def allocate(storage: Storage) -> NDArray[Any]:
-    """Returns uninitialised memory for a buffer, one-dimensional."""
-    return np.empty(storage.elements, dtype=storage_dtype(storage.buffer.dtype))

@@ -74,9 +74,9 @@ def arrange(stationary: Tile, moving: Tile, out: Tile, line: int) -> Arrangement
     if stationary.shape[batch] != moving.shape[batch]:
         raise NumericsError("the contracted dimensions of a matrix product differ", line)
     depth.append(Axis(stationary.shape[batch], stationary.strides[batch], moving.strides[batch], 0))
-    out_axes = list(zip(out.shape[batch:], out.strides[batch:]))
-    row_axes = list(zip(stationary.shape[batch + 1 :], stationary.strides[batch + 1 :]))
-    column_axes = list(zip(moving.shape[batch + 1 :], moving.strides[batch + 1 :]))
+    out_axes = list(zip(out.shape[batch:], out.strides[batch:], strict=False))
+    row_axes = list(zip(stationary.shape[batch + 1 :], stationary.strides[batch + 1 :], strict=False))
+    column_axes = list(zip(moving.shape[batch + 1 :], moving.strides[batch + 1 :], strict=False))
     row_count = prod(extent for extent, _ in row_axes)
     split, covered = 0, 1
     while split < len(out_axes) and (covered < row_count or split == 0):
@@ -108,8 +108,8 @@ def arrange(stationary: Tile, moving: Tile, out: Tile, line: int) -> Arrangement
         (*(a.out for a in stacked), *_tidy(result, core_row.out, core_column.out)),
         tuple(
             (
-                sum(i * a.stationary for i, a in zip(indices, outer)),
-                sum(i * a.moving for i, a in zip(indices, outer)),
+                sum(i * a.stationary for i, a in zip(indices, outer, strict=False)),
+                sum(i * a.moving for i, a in zip(indices, outer, strict=False)),
             )
             for indices in product(*(range(a.extent) for a in outer))
         ),
@@ -160,9 +160,10 @@ def _merge(axes: Sequence[Axis], tensors: tuple[str, str]) -> list[Axis]:
         if result and all(
             getattr(result[-1], tensor) == getattr(axis, tensor) * axis.extent for tensor in tensors
         ):
-            previous = result.pop()
-            axis = Axis(previous.extent * axis.extent, axis.stationary, axis.moving, axis.out)
-        result.append(axis)
+            extent = result.pop().extent * axis.extent
+            result.append(Axis(extent, axis.stationary, axis.moving, axis.out))
+        else:
+            result.append(axis)
     return result or [axes[0]]
 
 

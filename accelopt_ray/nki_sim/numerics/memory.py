@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accelopt_ray.nki_sim.numerics.dtypes import cast, is_integer, sentinel, storage_dtype
+from accelopt_ray.nki_sim.dtypes import is_integer, storage
+from accelopt_ray.nki_sim.numerics.casts import cast, sentinel
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.layout import Storage, Tile
 
 Array = NDArray[Any]
 #: Restriction of tile axes: (axis, low, high) each; None means the whole tile.
-Clip = Optional[tuple[tuple[int, int, int], ...]]
+Clip = tuple[tuple[int, int, int], ...] | None
 Reader = Callable[[Clip], Any]
 
 _CACHED_VIEWS = 4096
@@ -41,8 +42,8 @@ class Memory:
         """Returns the buffer's elements, one-dimensional; allocates them on first use."""
         found = self._flat.get(buffer)
         if found is None:
-            storage = self.storages[buffer]
-            found = np.empty(storage.elements, dtype=storage_dtype(storage.buffer.dtype))
+            place = self.storages[buffer]
+            found = np.empty(place.elements, dtype=storage(place.buffer.dtype))
             self._flat[buffer] = found
         return found
 
@@ -170,7 +171,7 @@ class Memory:
 
     def _positions(self, tile: Tile) -> Callable[[], NDArray[np.int64]]:
         grid = np.zeros(tile.shape, np.int64)
-        for axis, (extent, stride) in enumerate(zip(tile.shape, tile.strides)):
+        for axis, (extent, stride) in enumerate(zip(tile.shape, tile.strides, strict=False)):
             along = np.arange(extent, dtype=np.int64) * stride
             grid += along.reshape([-1 if a == axis else 1 for a in range(len(tile.shape))])
         if tile.scatter is not None:
@@ -213,6 +214,6 @@ def reads_as_float32(read: Reader, dtype: str) -> Reader:
     """Wraps a reader so that it yields float32, as every engine computes."""
     if dtype == "float32":
         return read
-    if is_integer(dtype) or storage_dtype(dtype) != np.dtype(np.float32):
+    if is_integer(dtype) or storage(dtype) != np.dtype(np.float32):
         return lambda clip: read(clip).astype(np.float32)
     return read

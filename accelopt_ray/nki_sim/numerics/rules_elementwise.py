@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accelopt_ray.nki_sim.dtypes import is_integer, storage
 from accelopt_ray.nki_sim.numerics.activations import ACTIVATIONS
-from accelopt_ray.nki_sim.numerics.dtypes import cast, is_integer, storage_dtype
+from accelopt_ray.nki_sim.numerics.casts import cast
 from accelopt_ray.nki_sim.numerics.masks import evaluate
 from accelopt_ray.nki_sim.numerics.memory import Clip
 from accelopt_ray.nki_sim.numerics.operations import BITVECTOR, OPERATIONS, operation, reduce_into, reduction
@@ -29,14 +30,14 @@ def move(site: Site) -> Step:
             lambda out, old, new: combine(old, new, out), [own, site.aligned(operand)], []
         )
     source = site.tile(operand)
-    if source.dtype == site.out.dtype and site.mask is None and not site.instruction.accumulate:
-        if site.out.scatter is None and not site.out.indirect:
-            read, write = site.aligned(operand, exact=True), site.memory.reader(site.out)
+    is_strided = site.out.scatter is None and not site.out.indirect
+    if source.dtype == site.out.dtype and site.mask is None and not site.instruction.accumulate and is_strided:
+        source_view, out_view = site.aligned(operand, exact=True), site.memory.reader(site.out)
 
-            def step() -> None:
-                np.copyto(write(None), read(None))
+        def step() -> None:
+            np.copyto(out_view(None), source_view(None))
 
-            return step
+        return step
     read = site.aligned(operand, exact=True)
     commit = site.commit()
     mask = site.mask
@@ -79,13 +80,13 @@ def tensor_scalar(site: Site) -> Step:
             continue
         chain.append((str(name), bool(site.attribute("reverse" + number, False))))
         operands.append(0.0 if operand is None else operand)
-    if chain and chain[0][0] in BITVECTOR or _is_exact_arithmetic(site, chain[0][0]):
+    if chain[0][0] in BITVECTOR or _is_exact_arithmetic(site, chain[0][0]):
         return _integer_step(site, chain, data, operands)
     operations = [(operation(name, site.line), reverse) for name, reverse in chain]
 
     def compute(out: Array, values: Array, *others: Any) -> None:
         current = values
-        for (apply, reverse), other in zip(operations, others):
+        for (apply, reverse), other in zip(operations, others, strict=False):
             if reverse:
                 apply(other, current, out)
             else:
@@ -112,7 +113,7 @@ def _integer_step(site: Site, chain: list[tuple[str, bool]], data: Access, opera
     readers = [site.aligned(data, exact=True), *(site.aligned(operand, exact=True) for operand in operands)]
     commit, mask, shape = site.commit(), site.mask, site.out.shape
     dtype = site.out.dtype
-    width = storage_dtype(dtype).itemsize * 8
+    width = storage(dtype).itemsize * 8
 
     def step() -> None:
         clip: Clip = None
@@ -123,7 +124,7 @@ def _integer_step(site: Site, chain: list[tuple[str, bool]], data: Access, opera
                 return
             clip, where = extent.clip, extent.where
         current = np.asarray(readers[0](clip)).astype(np.int64)
-        for (name, reverse), read in zip(chain, readers[1:]):
+        for (name, reverse), read in zip(chain, readers[1:], strict=False):
             other = np.asarray(read(clip)).astype(np.int64)
             first, second = (other, current) if reverse else (current, other)
             if name == "right_shift":
@@ -132,7 +133,7 @@ def _integer_step(site: Site, chain: list[tuple[str, bool]], data: Access, opera
             OPERATIONS[name](first, second, result)
             current = result
         if chain[-1][0] in BITVECTOR and is_integer(dtype):
-            current = current.astype(storage_dtype(dtype))
+            current = current.astype(storage(dtype))
         commit(np.broadcast_to(current, clipped_shape(shape, clip)), clip, where)
 
     return step

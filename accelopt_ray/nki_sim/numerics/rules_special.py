@@ -101,7 +101,8 @@ def _positions(rows: Array, wanted: Array) -> Array:
         place = hits.argmax(axis=-1)
         found = hits.any(axis=-1)
         result[..., slot] = np.where(found, place, -1)
-        np.put_along_axis(taken, place[..., None], found[..., None] | np.take_along_axis(taken, place[..., None], -1), -1)
+        here = place[..., None]
+        np.put_along_axis(taken, here, found[..., None] | np.take_along_axis(taken, here, -1), -1)
     return result
 
 
@@ -141,7 +142,10 @@ def match_replace8(site: Site) -> Step:
 
 
 def range_select(site: Site) -> Step:
-    """``on_true`` where the element's number satisfies two comparisons, else the lowest float; outputs[1]? the maximum."""
+    """``on_true`` where the element's number satisfies two comparisons, else the lowest float.
+
+    ``outputs[1]``, where there is one, receives the maximum.
+    """
     read, _ = _rows(site, "on_true", "on_true_tile")
     first = operation(site.attribute("comp_op0", "greater_equal"), site.line)
     second = operation(site.attribute("comp_op1", "less"), site.line)
@@ -154,7 +158,8 @@ def range_select(site: Site) -> Step:
         holds0, holds1 = np.empty(values.shape, np.float32), np.empty(values.shape, np.float32)
         first(numbers, low, holds0)
         second(numbers, high, holds1)
-        return np.where((holds0 != 0) & (holds1 != 0), values, otherwise).astype(np.float32)
+        result: Array = np.where((holds0 != 0) & (holds1 != 0), values, otherwise).astype(np.float32)
+        return result
 
     selected = _whole_tile(site, [read, bound0, bound1], compute)
     if len(site.outputs) < 2:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accelopt_ray.nki_sim.numerics.dtypes import TFLOAT32, round_to_tfloat32
+from accelopt_ray.nki_sim.numerics.casts import TFLOAT32, round_to_tfloat32
 from accelopt_ray.nki_sim.numerics.layout import Tile
 from accelopt_ray.nki_sim.numerics.masks import EVERYTHING, Mask
 from accelopt_ray.nki_sim.numerics.matmul import Arrangement, arrange, suits_blas
@@ -233,8 +234,9 @@ def _as_matrix(site: Site, tile: Tile) -> Tile:
         NumericsError: They do not follow each other in memory.
     """
     batch = tile.batch
-    axes = [(e, s) for e, s in zip(tile.shape[batch + 1 :], tile.strides[batch + 1 :]) if e != 1] or [(1, 1)]
-    for (_, outer), (extent, inner) in zip(axes, axes[1:]):
+    free = zip(tile.shape[batch + 1 :], tile.strides[batch + 1 :], strict=True)
+    axes = [(extent, stride) for extent, stride in free if extent != 1] or [(1, 1)]
+    for (_, outer), (extent, inner) in pairwise(axes):
         if outer != extent * inner:
             raise site.unsupported("a transpose of scattered free axes is not supported")
     extent = 1

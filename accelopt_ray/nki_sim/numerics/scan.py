@@ -57,7 +57,7 @@ def scan(
         span = slice(begin, begin + count)
         np.copyto(factors[:count], data0[..., span].transpose(to_columns))
         np.copyto(terms[:count], data1[..., span].transpose(to_columns))
-        for factor, term in zip(factors[:count], terms[:count]):
+        for factor, term in zip(factors[:count], terms[:count], strict=False):
             if reverse_first:
                 first(factor, running, scratch)
             else:

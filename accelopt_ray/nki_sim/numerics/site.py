@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accelopt_ray.nki_sim.dtypes import is_integer
 from accelopt_ray.nki_sim.numerics.coverage import Initialisation
-from accelopt_ray.nki_sim.numerics.dtypes import is_integer
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.geometry import Nest, Statement, tile_range, value_range
 from accelopt_ray.nki_sim.numerics.layout import Storage, Tile, check_bounds, make_tile
@@ -128,8 +128,8 @@ class Site:
         if self.mask is not None:
             read = _clipped_where_wide(read, tile)
         if rank < wanted:
-            tail = (np.newaxis,) * (wanted - rank)
-            return lambda clip: read(clip)[(..., *tail)]
+            widen = (Ellipsis, *(np.newaxis,) * (wanted - rank))
+            return lambda clip: read(clip)[widen]
         if rank > wanted:
             raise NumericsError(f"operands of '{self.instruction.opcode}' have different ranks", self.line)
         return read
@@ -139,7 +139,7 @@ class Site:
         for access in self._accesses():
             if access.buffer != tile.buffer:
                 continue
-            for index, extent in zip(access.index, access.view_shape):
+            for index, extent in zip(access.index, access.view_shape, strict=False):
                 reach = value_range(index.start, nest.trips) + tile_range(index, access.shape)
                 if reach.low < 0 or reach.high >= extent:
                     return False
@@ -208,8 +208,8 @@ class Site:
     def term_grid(self, term: MaskTerm, shape: tuple[int, ...]) -> tuple[Affine, NDArray[np.int64]]:
         """Returns a condition's loop part and its values over the axes of a tile (batch axes first)."""
         grid = np.zeros((1,) * len(shape), np.int64)
-        for axis, stride in term.strides:
-            axis += self.batch
+        for tile_axis, stride in term.strides:
+            axis = tile_axis + self.batch
             along = np.arange(shape[axis], dtype=np.int64) * stride
             grid = grid + along.reshape([-1 if a == axis else 1 for a in range(len(shape))])
         return term.start, grid
