@@ -46,6 +46,7 @@ class Kernel:
         self.buffers: list[Buffer] = []
         self.loops: list[Loop] = []
         self.understood = True
+        self.statics: list[tuple[list[ast.stmt], ast.Assign]] = []
         self._taken = {node.id for node in ast.walk(tree.module) if isinstance(node, ast.Name)}
         self._taken |= {argument.arg for argument in tree.entry.args.args}
         self._positions = itertools.count()
@@ -259,6 +260,8 @@ class Kernel:
                     self.names.values[target.id] = Poly.symbol(target.id)
             else:
                 self.names.values[target.id] = static
+                if loops:
+                    self.statics.append((block, statement))
 
     def _mentions_index(self, node: ast.AST) -> bool:
         for name in names_read(node):
@@ -321,7 +324,7 @@ class Kernel:
             return None
         function = self.names.dotted(value.func)
         if function == "nl.shared_constant":
-            shape = _constant_shape(value)
+            shape = self._constant_shape(value)
             return Buffer(name, Space.HBM, shape, declaration=statement, block=block, loops=loops, origin="constant")
         if function not in _ALLOCATIONS:
             return None
@@ -362,6 +365,13 @@ class Kernel:
             "declared",
             fill,
         )
+
+    def _constant_shape(self, value: ast.Call) -> tuple[Poly, ...] | None:
+        inner = value.args[0] if value.args else None
+        if isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(("identity", "eye")) and inner.args:
+            size = self.names.poly(inner.args[0])
+            return (size, size) if size is not None else None
+        return None
 
     def _bind(self, name: str, buffer: Buffer) -> None:
         self.buffers.append(buffer)
@@ -417,9 +427,10 @@ class Kernel:
         for holder, field, number in _operand_slots(value):
             slot = getattr(holder, field)
             operand = slot[number] if number is not None else slot
-            if not self._is_operation(operand):
+            is_constant = isinstance(operand, ast.Call) and self.names.dotted(operand.func) == "nl.shared_constant"
+            if not self._is_operation(operand) and not is_constant:
                 continue
-            name = self.fresh("tile")
+            name = self.fresh("constant" if is_constant else "tile")
             assignment = ast.Assign([ast.Name(name, ast.Store())], operand)
             ast.fix_missing_locations(ast.copy_location(assignment, statement))
             block.insert(_index_of(block, statement), assignment)
@@ -687,15 +698,6 @@ def _is_column(shape: tuple[Poly, ...]) -> bool:
 
 def _is_load(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store", "load_transpose2d", "dma_copy")
-
-
-def _constant_shape(value: ast.Call) -> tuple[Poly, ...] | None:
-    inner = value.args[0] if value.args else None
-    if isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(("identity", "eye")) and inner.args:
-        size = inner.args[0]
-        if isinstance(size, ast.Constant) and isinstance(size.value, int):
-            return (Poly.of(size.value), Poly.of(size.value))
-    return None
 
 
 def is_dim_subset(dim: Dim, names: frozenset[str]) -> bool:
