@@ -1,0 +1,243 @@
+"""The modules that kernels import: ``neuronxcc``, ``neuronxcc.nki`` and what lies below.
+
+They exist in ``sys.modules`` only while a kernel is traced (:func:`installed`). A name they do not have is reported with
+its full path as unsupported.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+from accelopt_ray.nki_sim import builder as tracing
+from accelopt_ray.nki_sim import errors, isa, language, loops
+from accelopt_ray.nki_sim.program import LoopKind
+from accelopt_ray.nki_sim.symbolic import Index, as_int
+
+
+class ShimModule(ModuleType):
+    """A module of the compiler; unknown names are reported, never looked up elsewhere."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        raise errors.unsupported(f"{self.__name__}.{name}")
+
+
+class KernelFunction:
+    """A function decorated with ``nki.jit`` or one of its siblings.
+
+    Attributes:
+        function: The undecorated function.
+        grid: Launch grid; empty for a single instance.
+    """
+
+    def __init__(self, function: Callable[..., Any], grid: tuple[int, ...] = ()) -> None:
+        self.function = function
+        self.grid = grid
+        self.__name__ = getattr(function, "__name__", "kernel")
+        self.__doc__ = function.__doc__
+
+    def __getitem__(self, grid: Any) -> KernelFunction:
+        sizes = grid if isinstance(grid, tuple) else (grid,)
+        return KernelFunction(self.function, tuple(as_int(size) for size in sizes))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not tracing.is_tracing():
+            raise errors.outside_of_kernel()
+        builder = tracing.current()
+        if self.grid:
+            if builder.entry_code is not None or builder.grid_shape:
+                raise errors.nested_kernel_with_grid(self.__name__, self.grid)
+            return run_grid(builder, self, args, kwargs)
+        if builder.entry_code is None:
+            builder.entry_code = self.function.__code__
+        return self.function(*args, **kwargs)
+
+
+def run_grid(
+    builder: tracing.Builder, kernel: KernelFunction, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Traces all instances of a launch grid as parallel loops around the kernel."""
+    opened = []
+    indices: list[Any] = []
+    for axis, size in enumerate(kernel.grid):
+        site = (0, axis)
+        variable, token = builder.open_loop(size, LoopKind.AFFINE, site, f"program_id({axis})")
+        if site in builder.concrete_sites:
+            raise errors.unsupported("a program_id that decides which instructions an instance has")
+        opened.append((variable, token))
+        indices.append(Index(0, {variable: 1}) if size > 1 else 0)
+    builder.grid = tuple(variable for variable, _ in opened)
+    builder.grid_shape = kernel.grid
+    builder.grid_indices = tuple(indices)
+    builder.entry_code = kernel.function.__code__
+    result = kernel.function(*args, **kwargs)
+    for variable, token in reversed(opened):
+        builder.close_loop(variable, token)
+    return result
+
+
+def _decorator(function: Any = None, **_options: Any) -> Any:
+    """``@nki.jit`` and its siblings, bare or called with options."""
+    if callable(function):
+        return function if isinstance(function, KernelFunction) else KernelFunction(function)
+    return _decorator
+
+
+def _transparent(function: Any = None, **_options: Any) -> Any:
+    """Decorators that only steer the compiler."""
+    return function if callable(function) else _transparent
+
+
+class _Annotation:
+    """``nt.tensor`` and the like: for annotations, with an optional shape."""
+
+    def __init__(self, name: str, shape: tuple[int, ...] = ()) -> None:
+        self.name = name
+        self.shape = shape
+
+    def __getitem__(self, shape: Any) -> _Annotation:
+        sizes = shape if isinstance(shape, tuple) else (shape,)
+        return _Annotation(self.name, sizes)
+
+    def __repr__(self) -> str:
+        return f"nt.{self.name}"
+
+
+class _Allocator:
+    """``ncc.sbuf`` and ``ncc.psum``: addresses chosen by the kernel; the simulator places tiles itself."""
+
+    def __init__(self, space: str) -> None:
+        self._space = language.AllocatedSpace(space)
+
+    def alloc(self, *_args: Any, **_kwargs: Any) -> Any:
+        """An address function."""
+        return self._space
+
+    def mod_alloc(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Addresses modulo a number of tiles."""
+        return self._space
+
+    def auto_alloc(self, *_args: Any, **_kwargs: Any) -> Any:
+        """Addresses left to the compiler."""
+        return language.MemorySpace(str(self._space))
+
+
+def _public(namespace: ModuleType, *hidden: str) -> dict[str, Any]:
+    home = namespace.__name__
+    found = {}
+    for name, value in vars(namespace).items():
+        if name.startswith("_") or name in hidden or isinstance(value, ModuleType):
+            continue
+        module = getattr(value, "__module__", None)
+        if module in (None, home, "accelopt_ray.nki_sim.loops", "accelopt_ray.nki_sim.dtypes", "builtins") or name in (
+            "load_transpose2d",
+            "tensor_engine",
+            "vector_engine",
+            "scalar_engine",
+            "gpsimd_engine",
+            "dma_engine",
+            "unknown_engine",
+        ):
+            found[name] = value
+    return found
+
+
+def _module(name: str, contents: dict[str, Any]) -> ShimModule:
+    module = ShimModule(name, "Generation-A NKI, as the simulator provides it.")
+    module.__path__ = []  # type: ignore[attr-defined]
+    for key, value in contents.items():
+        setattr(module, key, value)
+    return module
+
+
+def _build() -> dict[str, ShimModule]:
+    nl = _module(
+        "neuronxcc.nki.language",
+        {
+            **_public(
+                language, "FUNCTIONS", "SBUF_USABLE_BYTES", "PSUM_BYTES", "MemorySpace", "AllocatedSpace", "ParDim",
+                "affine_select", "load_transpose2d", "bool_",
+            ),
+            **language.FUNCTIONS,
+            "load_transpose2d": language.load_transpose2d,
+            "bool": language.bool_,
+        },
+    )
+    nisa = _module("neuronxcc.nki.isa", _public(isa, "load_transpose2d"))
+    nisa.constants = _module(  # type: ignore[attr-defined]
+        "neuronxcc.nki.isa.constants",
+        {"engine": isa.engine, "reduce_cmd": isa.reduce_cmd, "oob_mode": isa.oob_mode, "dge_mode": isa.dge_mode},
+    )
+    typing = _module(
+        "neuronxcc.nki.typing",
+        {name: _Annotation(name) for name in ("tensor", "mutable_tensor", "scalar", "vector")},
+    )
+    compiler = _module(
+        "neuronxcc.nki.compiler",
+        {
+            "sbuf": _Allocator("sbuf"),
+            "psum": _Allocator("psum"),
+            "skip_middle_end_transformations": _transparent,
+            "enable_stack_allocator": _transparent,
+            "force_auto_alloc": _transparent,
+            "par_dim": language.par_dim,
+        },
+    )
+    nki = _module(
+        "neuronxcc.nki",
+        {
+            **{name: _decorator for name in ("jit", "trace", "baremetal", "benchmark", "profile")},
+            "language": nl,
+            "isa": nisa,
+            "typing": typing,
+            "compiler": compiler,
+        },
+    )
+    root = _module("neuronxcc", {"nki": nki, "__version__": "2.0"})
+    return {
+        "neuronxcc": root,
+        "neuronxcc.nki": nki,
+        "neuronxcc.nki.language": nl,
+        "neuronxcc.nki.isa": nisa,
+        "neuronxcc.nki.isa.constants": nisa.constants,
+        "neuronxcc.nki.typing": typing,
+        "neuronxcc.nki.compiler": compiler,
+    }
+
+
+SHIMS = _build()
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """Makes the shims importable, and takes them away again."""
+    previous = {name: sys.modules.get(name) for name in list(sys.modules) if name.split(".")[0] == "neuronxcc"}
+    for name in previous:
+        del sys.modules[name]
+    sys.modules.update(SHIMS)
+    finder = _MissingModules()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "neuronxcc"]:
+            del sys.modules[name]
+        sys.modules.update({name: module for name, module in previous.items() if module is not None})
+
+
+class _MissingModules:
+    """Reports imports of compiler modules that the simulator does not have."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        """Called by the import machinery before anything else looks for the module."""
+        if name.split(".")[0] in ("neuronxcc", "torch_neuronx", "nki"):
+            raise errors.unsupported(f"the module {name}")
+
+
+__all__ = ["SHIMS", "KernelFunction", "installed", "loops", "run_grid"]
