@@ -12,6 +12,7 @@ class ModelOptions:
     Attributes:
         deduplicate: Repeated loads, transposes and elementwise work on the same values are executed once.
         keep_thrashing_nests: Computed values are not hoisted out of a nest whose loads already thrash in SBUF.
+        fuse_loops: A loop is fused with the sibling that consumes its tiles iteration by iteration.
         merge_short_loops: A short innermost affine loop of small instructions becomes one wider instruction each.
         sub_tile_units: SBUF is managed in pieces of tiles; off: whole tiles.
         infinite_sbuf: Nothing is ever spilled or dropped.
@@ -25,6 +26,7 @@ class ModelOptions:
 
     deduplicate: bool = True
     keep_thrashing_nests: bool = True
+    fuse_loops: bool = True
     merge_short_loops: bool = True
     sub_tile_units: bool = True
     infinite_sbuf: bool = False

@@ -13,6 +13,7 @@ from accelopt_ray.nki_sim.cost.explain import explain
 from accelopt_ray.nki_sim.cost.options import ModelOptions
 from accelopt_ray.nki_sim.cost.pieces import Pieces
 from accelopt_ray.nki_sim.cost.residency import Steps, allocate
+from accelopt_ray.nki_sim.cost.fusion import fuse
 from accelopt_ray.nki_sim.cost.rewriting import rewrite
 from accelopt_ray.nki_sim.cost.schedule import Timeline, schedule
 from accelopt_ray.nki_sim.cost.stream import unroll
@@ -65,7 +66,7 @@ def simulate(program: Program, device: DeviceConstants, options: ModelOptions) -
     Returns:
         The program as scheduled and when each step ran.
     """
-    rewritten = rewrite(program, options)
+    rewritten = rewrite(fuse(program) if options.fuse_loops else program, options)
     pricer = Pricer(rewritten.buffers, device, options)
     pieces = Pieces(rewritten, sub_tile_units=options.sub_tile_units)
     stream = unroll(rewritten, pieces, pricer)
