@@ -1,0 +1,186 @@
+"""What all parts of one task's search share."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
+
+from accelopt_ray.agents.rendering import Prompt, PromptLibrary
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
+from accelopt_ray.outcome import CallOutcome
+from accelopt_ray.search.candidates import Candidate
+from accelopt_ray.search.canonical import KernelSource
+from accelopt_ray.search.history import RememberingServices
+from accelopt_ray.search.identifiers import Identifiers
+from accelopt_ray.search.rows import Row, source_row
+from accelopt_ray.search.services import ModelCall, ModelReply
+from accelopt_ray.search.settings import SearchSettings
+from accelopt_ray.search.stoppers import SearchState, Stopper, first_reason
+from accelopt_ray.search.streams import stream_seed
+
+_T = TypeVar("_T")
+
+
+class SearchTask(Protocol):
+    """What a search needs to know of a task; :class:`nkibench.task.Task` is one."""
+
+    @property
+    def name(self) -> str:
+        """Name, part of every identifier."""
+
+    @property
+    def entry(self) -> str:
+        """Name of the kernel function."""
+
+    def reference_source(self) -> str:
+        """The NumPy reference, for the prompts."""
+
+    def baseline_source(self) -> str:
+        """The kernel to start from."""
+
+
+@dataclass
+class SearchContext:
+    """Settings, services and accounts of one task's search.
+
+    Attributes:
+        baseline_latency_ms: Set once the baseline has been evaluated.
+        best: The fastest correct candidate so far.
+        owners: Owner's evaluation id of every content evaluated so far, by canonical hash.
+        usable_replies: Model replies with text in the present iteration.
+        model_calls: Calls finished.
+        cost_usd: US dollars spent on them.
+        evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
+            iteration would have started before the first evaluation is counted.
+    """
+
+    settings: SearchSettings
+    task: SearchTask
+    task_ref: TaskRef
+    services: RememberingServices
+    prompts: PromptLibrary
+    stoppers: Sequence[Stopper]
+    ids: Identifiers
+    baseline_latency_ms: float | None = None
+    best: Candidate | None = None
+    iteration: int = 0
+    iterations_without_improvement: int = 0
+    owners: dict[str, str] = field(default_factory=dict)
+    usable_replies: int = 0
+    model_calls: int = 0
+    cost_usd: float = 0.0
+    evaluations: int = 0
+    _halted: str | None = None
+    _stored_sources: set[str] = field(default_factory=set)
+    _started_s: float = field(default_factory=time.monotonic)
+
+    def state(self) -> SearchState:
+        """What stoppers are asked about."""
+        return SearchState(
+            iteration=self.iteration,
+            iterations_without_improvement=self.iterations_without_improvement,
+            best_percent_of_peak=self.best.result.percent_of_peak if self.best is not None else None,
+            evaluations=self.evaluations,
+            cost_usd=self.cost_usd,
+            elapsed_s=time.monotonic() - self._started_s,
+        )
+
+    def halted(self) -> str | None:
+        """Returns why no further call may start, or None. Once halted, a search stays so."""
+        if self._halted is None:
+            self._halted = first_reason(self.stoppers, self.state(), urgent_only=True)
+        return self._halted
+
+    async def ask(
+        self, owner: str, role: str, prompt: Prompt, *, sample_index: int, affinity: str
+    ) -> ModelReply | None:
+        """Asks a model and keeps the accounts.
+
+        Args:
+            owner: Identifier of what the reply is for; the call's own derives from it.
+            role: ``planner``, ``executor``, ``summarizer`` or ``fixer``.
+            prompt: Both messages.
+            sample_index: Which sample of this prompt it is.
+            affinity: Calls with equal affinity share a prompt prefix.
+
+        Returns:
+            The reply, or None if a budget is used up; a call that is already paid for is answered in any case. An
+            executor's or fixer's reply comes with one evaluation reserved, to be used or given back.
+        """
+        call_id = self.ids.call(owner, role)
+        if not self.services.knows_call(call_id) and self.halted() is not None:
+            return None
+        if role in ("executor", "fixer"):
+            self.evaluations += 1
+        call = ModelCall(
+            call_id=call_id,
+            role=role,
+            system_prompt=prompt.system,
+            user_prompt=prompt.user,
+            sample_index=sample_index,
+            seed=stream_seed(self.settings.seed, "call", call_id),
+            affinity=affinity,
+            task=self.task.name,
+            iteration=self.iteration,
+        )
+        reply = await self.services.complete(call)
+        self.model_calls += 1
+        self.cost_usd += reply.cost_usd
+        if has_text(reply):
+            self.usable_replies += 1
+        if reply.outcome is not CallOutcome.OK:
+            self.progress(
+                "call_failed",
+                call_id=call_id,
+                role=role,
+                outcome=str(reply.outcome),
+                error_text=reply.error_text,
+            )
+        return reply
+
+    async def evaluate(self, evaluation_id: str, source: KernelSource) -> EvaluationResult:
+        """Evaluates a kernel; the evaluation has been reserved in :attr:`evaluations` by the caller."""
+        return await self.services.evaluate(
+            EvaluationJob(
+                evaluation_id=evaluation_id,
+                task=self.task_ref,
+                source=source.text,
+                device=self.settings.device,
+                check=self.settings.check,
+            )
+        )
+
+    async def store_source(self, source: KernelSource) -> None:
+        """Records a kernel's text unless it is recorded already."""
+        if source.sha256 not in self._stored_sources:
+            self._stored_sources.add(source.sha256)
+            await self.record("sources", source_row(self.task.name, self.iteration, source))
+
+    async def record(self, table: str, *rows: Row) -> None:
+        """Records rows of one table."""
+        if rows:
+            await self.services.record(table, rows)
+
+    def progress(self, event: str, **values: object) -> None:
+        """Tells whoever watches; every event carries task and iteration."""
+        self.services.progress(event, task=self.task.name, iteration=self.iteration, **values)
+
+
+def has_text(reply: ModelReply) -> bool:
+    """Whether a reply's text can be used; a truncated one may still hold a complete plan or kernel."""
+    return reply.outcome in (CallOutcome.OK, CallOutcome.TRUNCATED) and bool(reply.reply_text.strip())
+
+
+async def all_or_cancel(*jobs: Awaitable[_T]) -> list[_T]:
+    """Awaits jobs concurrently and returns their results in order; if one raises, the others are cancelled first."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

@@ -1,0 +1,63 @@
+"""What a search has already paid for: the lookup behind resuming and replaying.
+
+A search derives the name of every call, evaluation and row from its position, so a search that starts again asks for
+the same names. Whatever is found here is not asked for again and not recorded again; the search cannot tell the
+difference and runs on from where the other one ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.search.rows import Row, row_key
+from accelopt_ray.search.services import ModelCall, ModelReply, Services
+
+
+@dataclass(frozen=True)
+class History:
+    """An earlier run's durable state.
+
+    Attributes:
+        replies: Finished calls by call id, failed ones included; leave out those that are to be asked again.
+        evaluations: Final results by evaluation id.
+        recorded: Table and :func:`~accelopt_ray.search.rows.row_key` of every row that is already stored.
+    """
+
+    replies: Mapping[str, ModelReply] = field(default_factory=dict)
+    evaluations: Mapping[str, EvaluationResult] = field(default_factory=dict)
+    recorded: AbstractSet[tuple[str, str]] = frozenset()
+
+
+class RememberingServices:
+    """Services that answer from a history first."""
+
+    def __init__(self, services: Services, history: History) -> None:
+        self._services = services
+        self._history = history
+
+    def knows_call(self, call_id: str) -> bool:
+        """Whether a call is answered from the history, at no cost."""
+        return call_id in self._history.replies
+
+    async def complete(self, call: ModelCall) -> ModelReply:
+        """Returns the recorded reply, or asks."""
+        known = self._history.replies.get(call.call_id)
+        return known if known is not None else await self._services.complete(call)
+
+    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """Returns the recorded result, or evaluates."""
+        known = self._history.evaluations.get(job.evaluation_id)
+        return known if known is not None else await self._services.evaluate(job)
+
+    async def record(self, table: str, rows: Sequence[Row]) -> None:
+        """Records the rows that are not stored yet."""
+        new = [row for row in rows if (table, row_key(table, row)) not in self._history.recorded]
+        if new:
+            await self._services.record(table, new)
+
+    def progress(self, event: str, **values: object) -> None:
+        """Passes an event on."""
+        self._services.progress(event, **values)

@@ -1,0 +1,319 @@
+"""One iteration: each plan is carried out the moment it arrives, each kernel evaluated the moment it is written.
+
+Nothing waits for anything but its own input. What comes out is independent of the order of arrival: identifiers and
+random streams derive from positions, and so does which of two equal kernels counts as the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accelopt_ray.agents.parsing import extract_kernel
+from accelopt_ray.agents.rendering import (
+    Prompt,
+    ShownAttempt,
+    ShownExperience,
+    explanation_lines,
+    profile_lines,
+)
+from accelopt_ray.evaluation.records import EvaluationResult
+from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
+from accelopt_ray.search.candidates import Attempt, Candidate, Plan, PlanGroup, is_valid
+from accelopt_ray.search.canonical import KernelSource
+from accelopt_ray.search.context import SearchContext, all_or_cancel, has_text
+from accelopt_ray.search.memory import ExperienceItem
+from accelopt_ray.search.ownership import Ownership, Position
+from accelopt_ray.search.rows import attempt_row, measurement_row, plan_row
+from accelopt_ray.search.services import ModelReply
+from accelopt_ray.search.streams import stream
+
+# What a repair could not better, or what says nothing about the kernel's text.
+_NOT_FIXABLE = frozenset(
+    {
+        EvaluationOutcome.CORRECT,
+        EvaluationOutcome.DUPLICATE,
+        EvaluationOutcome.REJECTED,
+        EvaluationOutcome.CANCELLED,
+    }
+)
+_ERROR_TEXT_SHOWN = 4000
+
+
+@dataclass(frozen=True)
+class IterationResult:
+    """What an iteration has brought.
+
+    Attributes:
+        beam: The iteration's own beam with this iteration's measurements, one entry a slot.
+        groups: Attempts by plan, in the order of their positions; plans that never came are absent.
+    """
+
+    beam: tuple[Candidate, ...]
+    groups: tuple[PlanGroup, ...]
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """All attempts in the order of their positions."""
+        return [attempt for group in self.groups for attempt in group.attempts]
+
+
+class Iteration:
+    """Runs one iteration from a beam."""
+
+    def __init__(
+        self,
+        context: SearchContext,
+        beam: Sequence[Candidate],
+        memory: Sequence[ExperienceItem],
+        feedback: Sequence[Attempt],
+    ) -> None:
+        """Prepares the iteration that ``context.iteration`` names.
+
+        Args:
+            context: The search.
+            beam: Candidates by slot.
+            memory: Experience items, in the order to show.
+            feedback: Earlier attempts to show, oldest first.
+        """
+        self._context = context
+        self._settings = context.settings
+        self._number = context.iteration
+        self._beam = list(beam)
+        self._shown = [item for item in memory if item.shown]
+        self._feedback = list(feedback)
+        self._ownership = Ownership(context.owners)
+        self._evaluations: dict[str, asyncio.Future[EvaluationResult]] = {}
+        self._measurements: dict[str, asyncio.Future[Candidate]] = {}
+        self._unsettled: dict[Position, Attempt] = {}
+        self._attempts: dict[Position, Attempt] = {}
+        self._plans: dict[tuple[int, int], Plan] = {}
+
+    async def run(self) -> IterationResult:
+        """Runs to the end of the last evaluation.
+
+        Returns:
+            Beam and attempts; failures are attempts, too.
+        """
+        try:
+            beam = await all_or_cancel(*(self._slot(slot, candidate) for slot, candidate in enumerate(self._beam)))
+        finally:
+            shared: list[asyncio.Future[Any]] = [*self._evaluations.values(), *self._measurements.values()]
+            for future in shared:
+                future.cancel()
+            await asyncio.gather(*shared, return_exceptions=True)
+        for position in sorted(self._attempts):
+            attempt = self._attempts[position]
+            if attempt.source is not None and attempt.result.outcome is not EvaluationOutcome.DUPLICATE:
+                self._context.owners.setdefault(attempt.source.canonical_sha256, attempt.evaluation_id)
+        return IterationResult(tuple(beam), tuple(self._groups()))
+
+    def _groups(self) -> list[PlanGroup]:
+        attempts = [self._attempts[position] for position in sorted(self._attempts)]
+        return [
+            PlanGroup(plan, tuple(attempt for attempt in attempts if attempt.plan.plan_id == plan.plan_id))
+            for _, plan in sorted(self._plans.items())
+        ]
+
+    async def _slot(self, slot: int, candidate: Candidate) -> Candidate:
+        parent = await self._measured_again(slot, candidate)
+        prompt = self._planner_prompt(slot, parent)
+        indices = range(self._settings.plans_per_candidate)
+        await all_or_cancel(*(self._plan(slot, index, parent, prompt) for index in indices))
+        return parent
+
+    async def _measured_again(self, slot: int, candidate: Candidate) -> Candidate:
+        """Measures a beam member again, once even if it fills several slots."""
+        # The baseline has only just been measured, and a prediction would be the same again.
+        up_to_date = self._number == 1 or candidate.result.simulated
+        if up_to_date or not self._settings.remeasure_parents:
+            return candidate
+        key = candidate.candidate_id
+        if key not in self._measurements:
+            self._measurements[key] = asyncio.ensure_future(self._measure(slot, candidate))
+        return await asyncio.shield(self._measurements[key])
+
+    async def _measure(self, slot: int, candidate: Candidate) -> Candidate:
+        context = self._context
+        context.evaluations += 1
+        result = await context.evaluate(context.ids.remeasurement(self._number, slot), candidate.source)
+        row = measurement_row(context.task.name, self._number, candidate, result, context.baseline_latency_ms)
+        await context.record("evaluations", row)
+        if not is_valid(result):
+            message = f"{candidate.candidate_id} could not be measured again ({result.outcome}); its old latency stands"
+            context.progress("warning", message=message)
+        return candidate.measured_again(result)
+
+    def _planner_prompt(self, slot: int, parent: Candidate) -> Prompt:
+        context, settings = self._context, self._settings
+        order = stream(settings.seed, "profile", context.ids.slot(self._number, slot))
+        result = parent.result
+        return context.prompts.planner(
+            problem=context.task.reference_source(),
+            kernel=parent.source.text,
+            profile=profile_lines(result.latency_ms, result.counters, order),
+            experiences=[ShownExperience(item.title, item.text, item.pair.speedup) for item in self._shown],
+            percent_of_peak=result.percent_of_peak if settings.show_percent_of_peak else None,
+            bottleneck=explanation_lines(result.explanation) if settings.show_bottleneck else (),
+            feedback=[_shown_attempt(attempt) for attempt in self._feedback],
+        )
+
+    async def _plan(self, slot: int, index: int, parent: Candidate, prompt: Prompt) -> None:
+        context = self._context
+        plan_id = context.ids.plan(self._number, slot, index)
+        lanes = [self._lane(slot, index, attempt) for attempt in range(self._settings.attempts_per_plan)]
+        affinity = context.ids.slot(self._number, slot)
+        reply = await context.ask(plan_id, "planner", prompt, sample_index=index, affinity=affinity)
+        if reply is None or not has_text(reply):
+            for lane in lanes:
+                self._ownership.close(lane)
+            await self._settle()
+            return
+        plan = Plan(plan_id, slot, index, parent, reply.reply_text.strip())
+        self._plans[(slot, index)] = plan
+        item_ids = [item.item_id for item in self._shown]
+        await context.record("plans", plan_row(context.task.name, self._number, plan, reply.call_id, item_ids))
+        context.progress("planned", plan_id=plan_id, parent_candidate_id=parent.candidate_id)
+        await all_or_cancel(*(self._attempt(plan, attempt, lane) for attempt, lane in enumerate(lanes)))
+
+    async def _attempt(self, plan: Plan, index: int, lane: int) -> None:
+        """Has a plan carried out, and repaired where that is wanted and fails."""
+        context = self._context
+        owner = context.ids.attempt(self._number, plan.slot, plan.index, index)
+        prompt = context.prompts.executor(
+            problem=context.task.reference_source(),
+            kernel=plan.parent.source.text,
+            plan=plan.text,
+            entry=context.task.entry,
+        )
+        reply = await context.ask(owner, "executor", prompt, sample_index=index, affinity=plan.plan_id)
+        fix = 0
+        while reply is not None:
+            last = fix == self._settings.fix_attempts
+            attempt = await self._tried(plan, index, fix, lane, owner, reply, last=last)
+            if last or attempt.result.outcome in _NOT_FIXABLE:
+                break
+            fix += 1
+            owner = context.ids.attempt(self._number, plan.slot, plan.index, index, fix)
+            repair = self._fixer_prompt(plan, attempt)
+            reply = await context.ask(owner, "fixer", repair, sample_index=fix - 1, affinity=plan.plan_id)
+        self._ownership.close(lane)
+        await self._settle()
+
+    def _fixer_prompt(self, plan: Plan, attempt: Attempt) -> Prompt:
+        context = self._context
+        return context.prompts.fixer(
+            problem=context.task.reference_source(),
+            # Without a kernel in the reply, what is left to repair is the parent's.
+            kernel=attempt.source.text if attempt.source is not None else plan.parent.source.text,
+            plan=plan.text,
+            outcome=str(attempt.result.outcome),
+            error_text=(attempt.result.error_text or attempt.result.reason)[:_ERROR_TEXT_SHOWN],
+            entry=context.task.entry,
+        )
+
+    async def _tried(
+        self, plan: Plan, index: int, fix: int, lane: int, candidate_id: str, reply: ModelReply, *, last: bool
+    ) -> Attempt:
+        """Takes the kernel from a reply and evaluates it."""
+        context, position = self._context, (lane, fix)
+        extraction = extract_kernel(reply.reply_text, context.task.entry, reply.finish_reason)
+        if extraction.code is None:
+            context.evaluations -= 1
+            source, result = None, _no_code(candidate_id, reply, str(extraction.reason), extraction.detail)
+        else:
+            source = KernelSource.of(extraction.code)
+            await context.store_source(source)
+            self._ownership.claim(position, source.canonical_sha256)
+        if last:
+            # Known before the evaluation is: later copies of this kernel can be told for what they are meanwhile.
+            self._ownership.close(lane)
+            await self._settle()
+        if source is not None:
+            result = await self._evaluated(candidate_id, source)
+        attempt = Attempt(candidate_id, plan, index, fix, reply.call_id, source, result, candidate_id)
+        self._unsettled[position] = attempt
+        await self._settle()
+        return attempt
+
+    async def _evaluated(self, candidate_id: str, source: KernelSource) -> EvaluationResult:
+        """Evaluates a kernel, or waits for the evaluation of the same one; an earlier iteration's is not repeated."""
+        context = self._context
+        if not self._settings.deduplicate:
+            return await context.evaluate(candidate_id, source)
+        content = source.canonical_sha256
+        if content in context.owners:
+            context.evaluations -= 1
+            return _duplicate(candidate_id, context.owners[content])
+        if content in self._evaluations:
+            context.evaluations -= 1
+        else:
+            job = context.evaluate(context.ids.content(content), source)
+            self._evaluations[content] = asyncio.ensure_future(job)
+        return await asyncio.shield(self._evaluations[content])
+
+    async def _settle(self) -> None:
+        """Records every finished attempt whose standing can no longer change."""
+        context = self._context
+        ready = [
+            position
+            for position in sorted(self._unsettled)
+            if not self._settings.deduplicate or self._ownership.settled(position)
+        ]
+        attempts = [self._settled(position, self._unsettled.pop(position)) for position in ready]
+        for position, attempt in zip(ready, attempts, strict=True):
+            self._attempts[position] = attempt
+            row = attempt_row(context.task.name, self._number, attempt, context.baseline_latency_ms)
+            await context.record("evaluations", row)
+            context.progress(
+                "evaluated",
+                candidate_id=attempt.candidate_id,
+                parent_candidate_id=attempt.plan.parent.candidate_id,
+                outcome=row["outcome"],
+                reason=row["reason"],
+                error_text=row["error_text"],
+                latency_ms=row["latency_ms"],
+                speedup_vs_parent=row["speedup_vs_parent"],
+                speedup_vs_baseline=row["speedup_vs_baseline"],
+                percent_of_peak=row["percent_of_peak"],
+                simulated=row["simulated"],
+            )
+
+    def _settled(self, position: Position, attempt: Attempt) -> Attempt:
+        """Returns the attempt with its final standing: owner of its evaluation, or duplicate of another's."""
+        if attempt.source is None or not self._settings.deduplicate:
+            return attempt
+        content = attempt.source.canonical_sha256
+        evaluation_id = self._context.owners.get(content) or self._context.ids.content(content)
+        if self._ownership.owner(content) == position:
+            return replace(attempt, evaluation_id=evaluation_id)
+        return replace(attempt, result=_duplicate(attempt.candidate_id, evaluation_id))
+
+    def _lane(self, slot: int, plan: int, attempt: int) -> int:
+        settings = self._settings
+        return (slot * settings.plans_per_candidate + plan) * settings.attempts_per_plan + attempt
+
+
+def _no_code(evaluation_id: str, reply: ModelReply, reason: str, detail: str) -> EvaluationResult:
+    if reply.outcome is CallOutcome.ERROR:
+        reason, detail = "call_error", reply.error_text
+    elif reply.outcome is CallOutcome.REFUSED:
+        reason = "refusal"
+    return EvaluationResult(evaluation_id, EvaluationOutcome.NO_CODE, reason=reason, error_text=detail)
+
+
+def _duplicate(evaluation_id: str, first: str) -> EvaluationResult:
+    return EvaluationResult(evaluation_id, EvaluationOutcome.DUPLICATE, reason="same_kernel", answered_from=first)
+
+
+def _shown_attempt(attempt: Attempt) -> ShownAttempt:
+    result = attempt.result
+    return ShownAttempt(
+        plan=attempt.plan.text,
+        outcome=str(result.outcome),
+        speedup=attempt.speedup,
+        error_text=result.error_text[:_ERROR_TEXT_SHOWN],
+        profile=profile_lines(result.latency_ms, result.counters) if attempt.valid else (),
+    )

@@ -1,0 +1,319 @@
+"""The search: a baseline, then iterations of planning, carrying out, evaluating, selecting and learning.
+
+Progress events, each with ``task`` and ``iteration``:
+
+=================== ====================================================================================================
+``search_started``  preset, iterations, beam_width, plans_per_candidate, attempts_per_plan
+``baseline``        outcome, error_text, latency_ms, percent_of_peak, simulated
+``iteration_started`` beam (candidate ids), memory_items
+``planned``         plan_id, parent_candidate_id
+``evaluated``       candidate_id, parent_candidate_id, outcome, reason, error_text, latency_ms, speedup_vs_parent,
+                    speedup_vs_baseline, percent_of_peak, simulated
+``call_failed``     call_id, role, outcome, error_text
+``best``            candidate_id, source, latency_ms, speedup, percent_of_peak, simulated; once the baseline is known,
+                    and at the end of each iteration that has found a faster kernel
+``lesson``          item_id, kind, title, speedup
+``warning``         message
+``iteration_ended`` beam, attempts, correct, best_latency_ms, speedup, evaluations, model_calls, cost_usd
+``search_ended``    status, reason, best_candidate_id, speedup, evaluations, model_calls, cost_usd
+=================== ====================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from accelopt_ray.agents.rendering import PromptLibrary
+from accelopt_ray.evaluation.records import EvaluationResult, TaskRef
+from accelopt_ray.outcome import StrEnum
+from accelopt_ray.search.beam import select_beam
+from accelopt_ray.search.candidates import Attempt, Candidate, is_valid
+from accelopt_ray.search.canonical import KernelSource
+from accelopt_ray.search.context import SearchContext, SearchTask
+from accelopt_ray.search.history import History, RememberingServices
+from accelopt_ray.search.identifiers import Identifiers
+from accelopt_ray.search.iteration import Iteration, IterationResult
+from accelopt_ray.search.lessons import learn
+from accelopt_ray.search.memory import ExperienceItem
+from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
+from accelopt_ray.search.services import Services
+from accelopt_ray.search.settings import SearchSettings, SelectionRule
+from accelopt_ray.search.stoppers import Stopper, first_reason, stoppers_for
+from accelopt_ray.search.streams import stream
+
+# A dead endpoint must not run through all iterations; one silent iteration may be a passing trouble.
+_SILENT_ITERATIONS = 2
+
+
+class SearchStatus(StrEnum):
+    """How a search ended."""
+
+    COMPLETED = "completed"
+    STOPPED = "stopped"
+    BASELINE_FAILED = "baseline_failed"
+    NO_MODEL_REPLY = "no_model_reply"
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search has come to.
+
+    Attributes:
+        task: The task's name.
+        status: How it ended.
+        reason: One sentence where the status does not say it all.
+        baseline: The baseline's evaluation.
+        best: The fastest correct candidate of the whole search, the baseline included; None if that failed.
+        beam: The last beam.
+        memory: The last experience memory.
+        iterations: Iterations that were run to their end.
+        evaluations: Evaluations made, repeated measurements included and duplicates left out.
+        model_calls: Model calls finished, failed ones included.
+        cost_usd: What they cost, in US dollars.
+    """
+
+    task: str
+    status: SearchStatus
+    reason: str
+    baseline: EvaluationResult
+    best: Candidate | None
+    beam: tuple[Candidate, ...]
+    memory: tuple[ExperienceItem, ...]
+    iterations: int
+    evaluations: int
+    model_calls: int
+    cost_usd: float
+
+    @property
+    def speedup(self) -> float:
+        """Baseline's latency over the best one; 1 if nothing faster was found or the baseline failed."""
+        if self.best is None or self.baseline.latency_ms is None:
+            return 1.0
+        return self.baseline.latency_ms / self.best.latency_ms
+
+
+async def run_search(
+    settings: SearchSettings,
+    task: SearchTask,
+    services: Services,
+    *,
+    prompts: PromptLibrary | None = None,
+    task_ref: TaskRef | None = None,
+    history: History | None = None,
+    stoppers: Sequence[Stopper] = (),
+) -> SearchResult:
+    """Searches for a faster kernel.
+
+    Args:
+        settings: How to search.
+        task: What to speed up.
+        services: Models, evaluations, records.
+        prompts: Prompt files; the package's by default.
+        task_ref: How evaluations find the task; its name without parameters by default.
+        history: Durable state of an earlier, interrupted run of the same search; nothing in it is asked for again.
+        stoppers: Rules that end the search, besides those of the settings.
+
+    Returns:
+        The result. Failed calls, plans and kernels are part of it.
+
+    Raises:
+        Exception: Whatever the services raise, once everything under way is cancelled. The search can then be resumed.
+    """
+    context = SearchContext(
+        settings=settings,
+        task=task,
+        task_ref=task_ref or TaskRef(task.name),
+        services=RememberingServices(services, history or History()),
+        prompts=prompts or PromptLibrary(),
+        stoppers=[*stoppers_for(settings), *stoppers],
+        ids=Identifiers(task.name),
+    )
+    return await _Search(context).run()
+
+
+class _Search:
+    """One task's search from baseline to result."""
+
+    def __init__(self, context: SearchContext) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._beam: list[Candidate] = []
+        self._memory: list[ExperienceItem] = []
+        self._recent: list[Attempt] = []
+        self._silent_iterations = 0
+        self._ended_iterations = 0
+
+    async def run(self) -> SearchResult:
+        context, settings = self._context, self._settings
+        context.progress(
+            "search_started",
+            preset=settings.preset,
+            iterations=settings.iterations,
+            beam_width=settings.beam_width,
+            plans_per_candidate=settings.plans_per_candidate,
+            attempts_per_plan=settings.attempts_per_plan,
+        )
+        baseline = await self._evaluate_baseline()
+        if not is_valid(baseline):
+            reason = f"the baseline kernel is {baseline.outcome}: {baseline.error_text or baseline.reason}".rstrip(": ")
+            return self._result(SearchStatus.BASELINE_FAILED, reason, baseline)
+        for iteration in range(1, settings.iterations + 1):
+            reason_to_stop = first_reason(context.stoppers, context.state())
+            if reason_to_stop is not None:
+                return self._result(SearchStatus.STOPPED, reason_to_stop, baseline)
+            context.iteration = iteration
+            await self._iterate()
+            self._ended_iterations = iteration
+            halted = context.halted()
+            if halted is not None:
+                return self._result(SearchStatus.STOPPED, halted, baseline)
+            if self._silent_iterations >= _SILENT_ITERATIONS:
+                reason = f"no model has given a usable reply in {_SILENT_ITERATIONS} iterations"
+                return self._result(SearchStatus.NO_MODEL_REPLY, reason, baseline)
+        return self._result(SearchStatus.COMPLETED, "", baseline)
+
+    async def _evaluate_baseline(self) -> EvaluationResult:
+        context, task = self._context, self._context.task
+        started_at = now()
+        source = KernelSource.of(task.baseline_source())
+        await context.store_source(source)
+        context.evaluations += 1
+        result = await context.evaluate(context.ids.baseline, source)
+        candidate = Candidate(context.ids.baseline, source, result)
+        await context.record("evaluations", measurement_row(task.name, 0, candidate, result, result.latency_ms))
+        context.progress(
+            "baseline",
+            outcome=str(result.outcome),
+            error_text=result.error_text,
+            latency_ms=result.latency_ms,
+            percent_of_peak=result.percent_of_peak,
+            simulated=result.simulated,
+        )
+        if is_valid(result):
+            context.baseline_latency_ms = result.latency_ms
+            context.owners[source.canonical_sha256] = result.evaluation_id
+            self._beam = [candidate]
+            self._set_best(candidate)
+            await self._record_selection(started_at, (), "baseline")
+        return result
+
+    async def _iterate(self) -> None:
+        context, settings = self._context, self._settings
+        started_at = now()
+        context.usable_replies = 0
+        context.progress(
+            "iteration_started",
+            beam=[candidate.candidate_id for candidate in self._beam],
+            memory_items=sum(item.shown for item in self._memory),
+        )
+        shown_feedback = self._recent[-settings.feedback_attempts :] if settings.feedback_attempts else []
+        outcome = await Iteration(context, self._beam, self._memory, shown_feedback).run()
+        self._note_silence(outcome)
+        ties = stream(settings.seed, "beam", context.task.name, context.iteration)
+        previous = outcome.beam
+        self._beam = select_beam(settings.selection_rule, previous, outcome.groups, settings.beam_width, ties)
+        self._recent = [*self._recent, *outcome.attempts][-max(1, settings.feedback_attempts) :]
+        self._note_best(outcome)
+        if settings.use_memory:
+            self._memory = await learn(context, self._memory, outcome.groups)
+        await self._record_selection(started_at, previous, str(settings.selection_rule))
+        self._report(outcome)
+
+    def _note_silence(self, outcome: IterationResult) -> None:
+        if self._context.usable_replies:
+            self._silent_iterations = 0
+        elif self._context.halted() is None:
+            self._silent_iterations += 1
+        if not outcome.groups and self._context.halted() is None:
+            self._context.progress("warning", message="no planner call succeeded in this iteration; the beam stays")
+
+    def _note_best(self, outcome: IterationResult) -> None:
+        context, best = self._context, self._context.best
+        for attempt in outcome.attempts:
+            if attempt.valid and (best is None or attempt.latency_ms < best.latency_ms):
+                best = attempt.candidate()
+        if best is not None and best is not context.best:
+            context.iterations_without_improvement = 0
+            self._set_best(best)
+        else:
+            context.iterations_without_improvement += 1
+
+    def _set_best(self, best: Candidate) -> None:
+        context = self._context
+        context.best = best
+        context.progress(
+            "best",
+            candidate_id=best.candidate_id,
+            source=best.source.text,
+            latency_ms=best.latency_ms,
+            speedup=(context.baseline_latency_ms or best.latency_ms) / best.latency_ms,
+            percent_of_peak=best.result.percent_of_peak,
+            simulated=best.result.simulated,
+        )
+
+    async def _record_selection(self, started_at: datetime, previous: Sequence[Candidate], rule: str) -> None:
+        """Records the next beam and, last of all its rows, that the iteration has ended."""
+        context, name = self._context, self._context.task.name
+        stand_ins = {candidate.candidate_id for candidate in previous} if rule == SelectionRule.PUBLISHED else set()
+        rows = [
+            selection_row(
+                name,
+                context.iteration,
+                rank,
+                candidate,
+                None if candidate.candidate_id in stand_ins else candidate.latency_ms,
+                rule,
+            )
+            for rank, candidate in enumerate(self._beam)
+        ]
+        await context.record("selections", *rows)
+        await context.record("iterations", iteration_row(name, context.iteration, started_at, now(), self._beam))
+
+    def _report(self, outcome: IterationResult) -> None:
+        context = self._context
+        attempts = outcome.attempts
+        context.progress(
+            "iteration_ended",
+            beam=[candidate.candidate_id for candidate in self._beam],
+            attempts=len(attempts),
+            correct=sum(attempt.valid for attempt in attempts),
+            best_latency_ms=context.best.latency_ms if context.best is not None else None,
+            speedup=self._speedup(),
+            evaluations=context.evaluations,
+            model_calls=context.model_calls,
+            cost_usd=context.cost_usd,
+        )
+
+    def _speedup(self) -> float:
+        context = self._context
+        if context.best is None or context.baseline_latency_ms is None:
+            return 1.0
+        return context.baseline_latency_ms / context.best.latency_ms
+
+    def _result(self, status: SearchStatus, reason: str, baseline: EvaluationResult) -> SearchResult:
+        context = self._context
+        context.progress(
+            "search_ended",
+            status=str(status),
+            reason=reason,
+            best_candidate_id=context.best.candidate_id if context.best is not None else None,
+            speedup=self._speedup(),
+            evaluations=context.evaluations,
+            model_calls=context.model_calls,
+            cost_usd=context.cost_usd,
+        )
+        return SearchResult(
+            task=context.task.name,
+            status=status,
+            reason=reason,
+            baseline=baseline,
+            best=context.best,
+            beam=tuple(self._beam),
+            memory=tuple(self._memory),
+            iterations=self._ended_iterations,
+            evaluations=context.evaluations,
+            model_calls=context.model_calls,
+            cost_usd=context.cost_usd,
+        )
