@@ -15,6 +15,7 @@ from accelopt_ray.rewrite.calls import (
     BINARY,
     REDUCE_OPERATION,
     SIGNATURES,
+    canonical_module,
     operation_name,
 )
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
@@ -97,8 +98,6 @@ class Kernel:
     # --- walking -------------------------------------------------------------------------------------------------
 
     def _read_imports(self, body: list[ast.stmt]) -> None:
-        from accelopt_ray.rewrite.calls import canonical_module
-
         for statement in body:
             if isinstance(statement, ast.Import):
                 for item in statement.names:

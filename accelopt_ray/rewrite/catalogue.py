@@ -1,9 +1,15 @@
-"""All rules by id."""
+"""All rules by id, in the order in which they are best applied."""
 
 from __future__ import annotations
 
 from accelopt_ray.rewrite.rule import Rule
 from accelopt_ray.rewrite.rules import algebra, fusion, nests
 
-RULES: tuple[Rule, ...] = (*algebra.RULES, *fusion.RULES, *nests.RULES)
-BY_ID: dict[str, Rule] = {rule.id: rule for rule in RULES}
+#: Local rewrites; applied to exhaustion they cannot undo one another.
+PEEPHOLES: tuple[Rule, ...] = (*algebra.RULES, *fusion.RULES)
+#: Rewrites of loops and layouts, one site at a time.
+STRUCTURAL: tuple[Rule, ...] = (*nests.RULES,)
+#: Rewrites that tidy up after a structural one.
+CLEANUP: tuple[Rule, ...] = (*nests.CLEANUP,)
+
+BY_ID: dict[str, Rule] = {rule.id: rule for rule in (*PEEPHOLES, *STRUCTURAL, *CLEANUP)}

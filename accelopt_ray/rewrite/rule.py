@@ -63,6 +63,8 @@ class Rule(ABC):
     relieves: Resource
     #: Typical speed-up when the relieved resource is the bottleneck.
     typical_gain: float = 1.05
+    #: Whether it is a variant for its own sake and no part of "everything at once".
+    exclusive: bool = False
     #: Words by which a plan or an experience item may mention the rule.
     keywords: tuple[str, ...] = ()
 

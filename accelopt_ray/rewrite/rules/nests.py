@@ -321,4 +321,5 @@ def _written_first(mentions: list[tuple[Op, str, object]]) -> bool:
     return any(op.position == first and name == "dest" for op, name, _ in mentions)
 
 
-RULES = (StripFusion(), SinkBuffer())
+RULES = (StripFusion(),)
+CLEANUP = (SinkBuffer(),)
