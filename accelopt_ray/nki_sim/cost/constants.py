@@ -34,7 +34,8 @@ class DeviceConstants:
         vector_ghz: Clock of the vector engine.
         scalar_ghz: Clock of the scalar engine.
         gpsimd_ghz: Clock of the GpSimd engine.
-        sbuf_bytes: SBUF bytes per partition available to tiles.
+        sbuf_bytes: SBUF bytes per partition that tiles stay resident in.
+        sbuf_reserve_bytes: Further bytes per partition that let transfers run ahead of their use.
         psum_bytes: PSUM bytes per partition.
         psum_bank_bytes: Bytes of one PSUM bank per partition.
         hbm_bytes_per_s: HBM peak bandwidth as the profiler states it (for the ratios it reports).
@@ -52,7 +53,6 @@ class DeviceConstants:
         reciprocal_cycles: Vector cycles per element of a reciprocal.
         fp32_row_cycles: Tensor engine cycles per row of an fp32 matmul.
         semaphore_us: Delay until another engine may use a result.
-        pipeline_us: Delay until the same engine may use a result.
         launch_us: Fixed time of a kernel before and after its instructions.
         vector_fast_modes: Whether 16-bit data runs at a multiple of the vector rate (trn2 and later).
         exclusive_vector_gpsimd: Whether VectorE and GpSimdE cannot use SBUF at the same time.
@@ -66,6 +66,7 @@ class DeviceConstants:
     scalar_ghz: float
     gpsimd_ghz: float
     sbuf_bytes: int
+    sbuf_reserve_bytes: int = 8192
     psum_bytes: int = 16384
     psum_bank_bytes: int = 2048
     hbm_bytes_per_s: float = 410e9
@@ -83,7 +84,6 @@ class DeviceConstants:
     reciprocal_cycles: float = 2.5
     fp32_row_cycles: int = 4
     semaphore_us: float = 0.2
-    pipeline_us: float = 0.055
     launch_us: float = 14.0
     vector_fast_modes: bool = False
     exclusive_vector_gpsimd: bool = False
@@ -100,6 +100,7 @@ _COMMON_SOURCES: dict[str, str] = {
     "vector_ghz": _DOCUMENT,
     "scalar_ghz": _DOCUMENT,
     "gpsimd_ghz": _DOCUMENT,
+    "sbuf_reserve_bytes": "the compiler's limit less sbuf_bytes",
     "psum_bytes": _DOCUMENT,
     "psum_bank_bytes": _DOCUMENT,
     "dma_engines": _DMA,
@@ -115,7 +116,6 @@ _COMMON_SOURCES: dict[str, str] = {
     "dma_minimum_us": _FITTED,
     "dma_run_bytes": _FITTED,
     "semaphore_us": _ASSUMED,
-    "pipeline_us": "NKI performance guide: about 60 cycles of access latency",
     "launch_us": _FITTED,
     "vector_fast_modes": _DOCUMENT,
     "exclusive_vector_gpsimd": _DOCUMENT,

@@ -130,6 +130,5 @@ def _traffic(program: Program, events: Events, steps: Steps) -> dict[str, dict[s
         operation = events.operations[op]
         source = operation.instruction.operands["src"]
         if isinstance(source, Access):
-            pieces = max(1, len(operation.instruction.outputs))
-            entry(source.buffer)["read_bytes"] += misses * operation.price.tally.hbm_read_bytes // pieces
+            entry(source.buffer)["read_bytes"] += misses
     return traffic

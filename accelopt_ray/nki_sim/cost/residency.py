@@ -32,7 +32,7 @@ class Steps:
         spill_save_bytes: HBM bytes written to make room.
         spill_reload_bytes: HBM bytes read back.
         reissued_bytes: HBM bytes read because loaded tiles had been dropped.
-        misses: Re-issued loads by operation number.
+        misses: Re-issued bytes by number of the operation that loads them.
         spilled_buffers: Bytes saved and reloaded by buffer.
         peak_bytes: Largest SBUF use in bytes per partition.
         psum_peak_bytes: Largest PSUM use in bytes per partition.
@@ -191,7 +191,7 @@ def _evict(events: Events, steps: Steps, frees: list[list[int] | None], capacity
 
     for position, (op, reads, writes) in enumerate(zip(events.op, events.reads, events.writes, strict=True)):
         pinned: set[int] | None = None
-        for storage in reads:
+        for storage in (*reads, *writes):  # a partial write needs the rest of what it writes into
             if space[storage]:
                 continue
             if storage in resident:
@@ -203,7 +203,7 @@ def _evict(events: Events, steps: Steps, frees: list[list[int] | None], capacity
                     make_room(size[storage], pinned)
                 if loader[storage] >= 0:
                     steps.reissued_bytes += transfer[storage]
-                    steps.misses[loader[storage]] = steps.misses.get(loader[storage], 0) + 1
+                    steps.misses[loader[storage]] = steps.misses.get(loader[storage], 0) + transfer[storage]
                 else:
                     steps.spill_reload_bytes += transfer[storage]
                     steps.spilled_buffers.setdefault(buffer_of[storage], [0, 0])[1] += transfer[storage]

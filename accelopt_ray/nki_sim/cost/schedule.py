@@ -12,7 +12,7 @@ import heapq
 from dataclasses import dataclass, field
 
 from accelopt_ray.nki_sim.cost.constants import DeviceConstants
-from accelopt_ray.nki_sim.cost.engines import DMA, GPSIMD, TENSOR, VECTOR
+from accelopt_ray.nki_sim.cost.engines import DMA, GPSIMD, VECTOR
 from accelopt_ray.nki_sim.cost.options import ModelOptions
 from accelopt_ray.nki_sim.cost.residency import SAVE, Steps
 from accelopt_ray.nki_sim.cost.value_numbering import Events
@@ -97,9 +97,12 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
     """
     operations = events.operations
     price_engine = [operation.price.engine for operation in operations]
-    slow = device.vector_inefficiency
+    least = device.minimum_cycles / device.vector_ghz / 1e3
     duration = [
-        operation.price.busy_us * (slow if operation.price.engine == VECTOR else 1.0) for operation in operations
+        price.busy_us + (device.vector_inefficiency - 1.0) * max(0.0, price.busy_us - least)
+        if (price := operation.price).engine == VECTOR
+        else price.busy_us
+        for operation in operations
     ]
     span = [operation.price.span_us for operation in operations]
     lane = list(price_engine)
@@ -107,7 +110,6 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
         lane = [VECTOR if engine == GPSIMD else engine for engine in lane]  # they take turns at SBUF's shared port
     [operation.is_store for operation in operations]
     semaphore = device.semaphore_us if options.cross_engine_delay else 0.0
-    pipeline = device.pipeline_us
     latency = device.dma_latency_us if options.dma_latency else 0.0
     max_gaps = options.backfill_gaps
     size, transfer, space = steps.storage_size, steps.storage_transfer, events.storage_space
@@ -127,7 +129,7 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
     lane_free = [0.0] * 5
     lane_last = [-1] * 5
     gaps: list[list[tuple[float, float]]] = [[] for _ in range(5)]
-    sbuf_free: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_bytes)]
+    sbuf_free: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_bytes + device.sbuf_reserve_bytes)]
     psum_free: list[tuple[float, int, int]] = [(0.0, -1, device.psum_bytes)]
     pipe = _Pipe()
     dma_busy = 0.0
@@ -168,11 +170,8 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
             for storage in event_reads[reference]:
                 time = available[storage]
                 other = writer_lane[storage]
-                if other != engine:
-                    if other != DMA:
-                        time += semaphore
-                elif engine != TENSOR:
-                    time += pipeline
+                if other != engine and other != DMA:
+                    time += semaphore
                 if time > ready:
                     ready, cause = time, writer_step[storage]
             for storage in event_writes[reference]:

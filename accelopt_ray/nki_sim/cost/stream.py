@@ -254,9 +254,7 @@ class _Unroller:
             or any(not plan.exact for plan in plans_out)
             or (extents != node.outputs[0].shape and node.opcode is not Opcode.LOAD)
         )
-        late_transpose = bool(node.attributes.get("high_level")) and bool(
-            node.opcode is Opcode.TRANSPOSE or node.attributes.get("is_transpose")
-        )
+        late_transpose = bool(node.attributes.get("late"))
         pure = (
             not keeps_old
             and node.opcode not in _IMPURE

@@ -31,7 +31,7 @@ def hoisting_blocked(stream: Stream, events: Events, steps: Steps) -> set[int]:
     loaded: Counter[int] = Counter()
     for op, writes in zip(events.op, events.writes, strict=True):
         if op in steps.misses:
-            loaded[op] += len(writes)
+            loaded[op] += sum(steps.storage_transfer[storage] for storage in writes)
     nests = {
         operation.loops[0]
         for op, misses in steps.misses.items()

@@ -35,7 +35,7 @@ class Events:
         operations: Static operations; those beyond the stream's own fill a buffer with its initial value.
         op: Operation number of each event.
         reads: Storages each event reads (accumulation included).
-        writes: Storages it writes.
+        writes: Storages it writes; one written before is written in part.
         storage_bytes: Bytes per partition of each storage.
         storage_space: 0 SBUF, 1 PSUM, 2 HBM.
         storage_buffer: Buffer that first named it.
@@ -142,7 +142,8 @@ def number_values(
                     storage = create(unit, -1) if accumulates[op] else initialise(unit)
                 else:
                     storage = storage_of_version[version]
-                    sources.append(storage)
+                    if accumulates[op]:
+                        sources.append(storage)
                     version_of_unit[unit] = len(storage_of_version)
                     storage_of_version.append(storage)
                     storage_loader[storage] = -1
