@@ -381,6 +381,7 @@ class _Freezer:
     def __init__(self, used: set[int]) -> None:
         self._used = used
         self._next_id = 0
+        self._dims: dict[object, DimIndex] = {}
 
     def nodes(self, body: Sequence[Union[Record, LoopRecord]]) -> tuple[Node, ...]:
         return tuple(self._nodes(body))
@@ -415,14 +416,19 @@ class _Freezer:
 
     def _access(self, tensor: Tensor) -> Access:
         self._used.add(tensor.buffer.id)
-        index = []
-        for position, dim in enumerate(tensor.dims):
-            entry = dim.dim_index()
-            indirect = tensor.indirect.get(position) if tensor.indirect else None
-            if indirect is not None:
-                entry = DimIndex(entry.start, entry.strides, entry.tables, self._access(indirect))
-            index.append(entry)
+        index = [self._dim(dim) for dim in tensor.dims]
+        for position, tile in tensor.indirect.items():
+            direct = index[position]
+            index[position] = DimIndex(direct.start, direct.strides, direct.tables, self._access(tile))
         return Access(tensor.buffer.id, tensor.shape, tuple(index), tensor.view_shape)
+
+    def _dim(self, dim: Index) -> DimIndex:
+        """The index as plain data, one object for all that are equal."""
+        key = (dim.constant, tuple(dim.terms.items()), dim.strides, tuple(dim.tables.items()))
+        found = self._dims.get(key)
+        if found is None:
+            found = self._dims[key] = dim.dim_index()
+        return found
 
 
 def _attribute(value: Any) -> Attribute:

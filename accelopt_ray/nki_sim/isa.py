@@ -479,7 +479,7 @@ def tensor_copy_predicated(
         Engine.VECTOR,
         [target],
         {"src": value, "predicate": condition},
-        {"reverse": bool(reverse_pred)},
+        {"reverse_pred": bool(reverse_pred)},
         lowering.mask_for(mask, target.shape),
     )
     target.buffer.producer = None
@@ -557,17 +557,16 @@ def select_reduce(
     other: Any = lowering.number(on_false)
     if other is None:
         other = lowering.partition_vector(on_false, tile, "on_false", api).broadcast_view(tile.shape)
-    outputs = [target]
-    attributes: dict[str, Any] = {"reverse": bool(reverse_pred)}
+    sources: dict[str, Any] = {"predicate": condition, "on_true": tile, "on_false": other}
+    if reverse_pred:
+        sources["on_true"], sources["on_false"] = other, tile
+    current().emit(Opcode.SELECT, Engine.VECTOR, [target], sources, {}, lowering.mask_for(mask, target.shape))
+    target.buffer.producer = None
     if reduce_res is not None:
-        outputs.append(_reduce_destination(reduce_res, tile, api))
-        attributes["reduce_op"] = operators.require_op(reduce_op, operators.REDUCE_OPS, api)
-    current().emit(
-        Opcode.SELECT, Engine.VECTOR, outputs, {"predicate": condition, "on_true": tile, "on_false": other},
-        attributes, lowering.mask_for(mask, target.shape),
-    )
-    for output in outputs:
-        output.buffer.producer = None
+        operation = operators.require_op(reduce_op, operators.REDUCE_OPS, api)
+        axes = tuple(range(1, target.ndim))
+        reduced = lowering.reduce(operation, target, axes, api=api, mask=mask)
+        lowering.assign(_reduce_destination(reduce_res, tile, api), reduced)
 
 
 _COMPARISONS = frozenset(("equal", "less", "less_equal", "greater", "greater_equal"))
@@ -601,10 +600,10 @@ def range_select(
     out = lowering.new_tile(tile.shape, element)
     outputs = [out]
     attributes: dict[str, Any] = {
-        "op0": operators.require_op(comp_op0, _COMPARISONS, api),
-        "op1": operators.require_op(comp_op1, _COMPARISONS, api),
+        "comp_op0": operators.require_op(comp_op0, _COMPARISONS, api),
+        "comp_op1": operators.require_op(comp_op1, _COMPARISONS, api),
         "range_start": start,
-        "on_false": fill,
+        "on_false_value": fill,
     }
     if reduce_res is not None:
         outputs.append(_reduce_destination(reduce_res, tile, api))

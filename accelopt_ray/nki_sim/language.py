@@ -659,8 +659,8 @@ def affine_select(
             Opcode.AFFINE_SELECT,
             Engine.GPSIMD,
             [out],
-            {"on_true": tile},
-            {"predicate": terms[0], "on_false": fill},
+            {"on_true": tile, "on_false": fill},
+            {"predicate": terms[0]},
             lowering.mask_for(mask, tile.shape),
         )
         tile = lowering.fresh(out, record, explicit)

@@ -65,7 +65,8 @@ class Opcode(StrEnum):
     STORE = "store"  # src (SBUF or PSUM) -> out (HBM)
     DMA_COPY = "dma_copy"  # src -> out, any spaces; attribute rmw_op?
     # stationary (K, M), moving (K, N) -> out (M, N) in PSUM. Attributes is_transpose, is_stationary_onezero,
-    # is_moving_onezero: bool; high_level: bool (lowered from nl.matmul). ``accumulate`` adds into out.
+    # is_moving_onezero: bool; high_level: bool (lowered from nl.matmul); contraction_mask?: MaskTerms over (K, 1) that
+    # select the rows of both operands that take part. ``accumulate`` adds into out.
     MATMUL = "matmul"
     TRANSPOSE = "transpose"  # data (P, F) -> out (F, P); engine TENSOR (into PSUM) or VECTOR (32 x 32 blocks)
     # out = op(data * scale + bias); outputs[1]? receives reduce_op over the free axes. Operands data, scale~, bias?.
@@ -78,32 +79,36 @@ class Opcode(StrEnum):
     TENSOR_SCALAR_REDUCE = "tensor_scalar_reduce"
     # (data op0 operand0~) op1 operand1 ; attributes op0, op1, reverse0, reverse1
     SCALAR_TENSOR_TENSOR = "scalar_tensor_tensor"
-    TENSOR_REDUCE = "tensor_reduce"  # data -> out; attributes op, axes (tile axes of data), negate, keepdims
+    # data -> out; attributes op, axes (tile axes of data), negate, keepdims; input_mask?: MaskTerms over the axes of data
+    # that select the elements that take part
+    TENSOR_REDUCE = "tensor_reduce"
     # data0, data1, initial~ ; out[t] = (out[t-1] op0 data0[t]) op1 data1[t]; attributes op0, op1, reverse0, reverse1
     SCAN = "scan"
     RECIPROCAL = "reciprocal"  # data
     COPY = "copy"  # src -> out on chip, with a cast to out's dtype
     MEMSET = "memset"  # out = attribute value
-    # out[p, f...] = attribute start + strides over the tile axes (and loop terms in attribute start)
+    # out[p, f...] = attribute start (an Affine) + strides (one per tile axis)
     IOTA = "iota"
     SELECT = "select"  # predicate, on_true~, on_false~ -> out
-    # out = on_true where the affine predicate (attribute predicate: a MaskTerm) holds else on_false (number)
+    # out = operand on_true where the affine predicate (attribute predicate: a MaskTerm) holds else operand on_false
     AFFINE_SELECT = "affine_select"
     PARTITION_BROADCAST = "partition_broadcast"  # src with partition extent 1 -> out with P partitions
-    PARTITION_REDUCE = "partition_reduce"  # data (P, F...) -> out (1, F...); attribute op
+    PARTITION_REDUCE = "partition_reduce"  # data (P, F...) -> out (1, F...); attributes op, input_mask?
     # out = op over the loops listed in attribute loops (loop ids) of data; the destination starts at op's identity
     LOOP_REDUCE = "loop_reduce"
     BN_STATS = "bn_stats"
     BN_AGGR = "bn_aggr"
-    MAX8 = "max8"
-    FIND_INDEX8 = "find_index8"
-    MATCH_REPLACE8 = "match_replace8"
-    COPY_PREDICATED = "copy_predicated"  # src, predicate -> out (kept where the predicate is 0)
+    MAX8 = "max8"  # data -> out (P, 8)
+    FIND_INDEX8 = "find_index8"  # data, vals (P, 8) -> out (P, 8)
+    MATCH_REPLACE8 = "match_replace8"  # data, vals (P, 8) -> out, outputs[1]? the positions; attribute imm
+    COPY_PREDICATED = "copy_predicated"  # src~, predicate -> out (kept where it is 0); attribute reverse_pred
+    # on_true, bound0, bound1 (P, 1) -> out, outputs[1]? the reduction; attributes comp_op0, comp_op1, range_start,
+    # on_false_value, reduce_op?
     RANGE_SELECT = "range_select"
-    LOCAL_GATHER = "local_gather"
-    STREAM_SHUFFLE = "stream_shuffle"
-    DROPOUT = "dropout"
-    RANDOM = "random"
+    LOCAL_GATHER = "local_gather"  # src, index -> out; attributes num_elem_per_idx, num_valid_indices
+    STREAM_SHUFFLE = "stream_shuffle"  # src -> out; attribute shuffle_mask: 32 entries, 255 keeps the partition
+    DROPOUT = "dropout"  # data, probability~ -> out
+    RANDOM = "random"  # uniform in [0, 1)
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,7 @@ class Buffer:
 
 
 Operand = Union[Access, float, int]
-Attribute = Union[str, bool, int, float, None, tuple[int, ...], MaskTerm, Affine]
+Attribute = Union[str, bool, int, float, None, tuple[int, ...], MaskTerm, tuple[MaskTerm, ...], Affine]
 
 
 @dataclass(frozen=True)

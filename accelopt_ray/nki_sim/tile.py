@@ -7,6 +7,7 @@ Indexing composes accesses; arithmetic operators and assignments are lowered in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -509,6 +510,7 @@ class Tensor:
         raise errors.compile_error("the operator @ is not supported on tensors; use nl.matmul or nisa.nc_matmul")
 
 
+@lru_cache(maxsize=4096)
 def identity_dims(shape: tuple[int, ...]) -> tuple[Index, ...]:
     """One index per dimension that runs over the axis of the same position."""
     rank = len(shape)

@@ -22,6 +22,7 @@ from accelopt_ray.nki_sim.language import SBUF_USABLE_BYTES
 from accelopt_ray.nki_sim.program import Program, Role, Space
 from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site
 from accelopt_ray.nki_sim.tile import Tensor, whole
+from accelopt_ray.nki_sim.validate import validate
 
 KernelInput = Union[TensorSpec, float, int]
 
@@ -62,6 +63,7 @@ def trace_kernel(
             except ConcreteLoopsNeeded as request:
                 needed = set(request.sites)
             if not needed:
+                validate(program)
                 return program
             if needed <= concrete:
                 raise errors.unsupported("a loop index used after its loop as a number")

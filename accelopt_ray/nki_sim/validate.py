@@ -1,0 +1,660 @@
+"""Re-checks a program as plain data: the hardware's limits, bounds, memory spaces, operands, scopes.
+
+The process that traced a kernel executed the kernel's own code and may have been tampered with. Whoever executes or
+prices a program calls :func:`validate` first; after it, no index of the program addresses anything outside its buffer
+for any loop values, every loop is finite, and every instruction has the operands and shapes that its rule needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from accelopt_ray.nki_sim import bounds, dtypes, errors, operators
+from accelopt_ray.nki_sim.bounds import Linear, Variable
+from accelopt_ray.nki_sim.program import (
+    Access,
+    Affine,
+    Buffer,
+    DimIndex,
+    Engine,
+    Instruction,
+    Loop,
+    MaskTerm,
+    Node,
+    Opcode,
+    Program,
+    Role,
+    Space,
+)
+
+#: Bytes that all constants of a program may have together.
+MAX_CONSTANT_BYTES = 64 << 20
+#: Bytes that all HBM tensors may have together: one core's share of the device's memory.
+MAX_HBM_BYTES = 16 << 30
+#: Instructions that an execution may run, all iterations counted.
+MAX_DYNAMIC_INSTRUCTIONS = 100_000_000
+#: Instructions that a program may hold.
+MAX_INSTRUCTIONS = 200_000
+
+_PARTITIONS = 128
+_TARGETS = ("trn1", "trn2", "trn3")
+_CHIP = frozenset({Space.SBUF, Space.PSUM})
+_SBUF = frozenset({Space.SBUF})
+_ANYWHERE = frozenset(Space)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What an instruction needs.
+
+    Attributes:
+        operands: Required operands with the spaces they may live in.
+        optional: Operands that may be absent.
+        numbers: Operands that may be numbers.
+        output: Spaces of the outputs.
+        engines: Engines that may execute it.
+        attributes: Required attributes.
+        elementwise: Operands whose shape is the output's.
+        vectors: Operands of shape (P, 1) where they are no number.
+        outputs: Largest number of outputs.
+    """
+
+    operands: Mapping[str, frozenset[Space]]
+    output: frozenset[Space] = _CHIP
+    engines: frozenset[Engine] = frozenset({Engine.VECTOR})
+    optional: frozenset[str] = frozenset()
+    numbers: frozenset[str] = frozenset()
+    attributes: tuple[str, ...] = ()
+    elementwise: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    outputs: int = 1
+
+
+_HBM = frozenset({Space.HBM})
+_DMA = frozenset({Engine.DMA})
+_PE = frozenset({Engine.TENSOR})
+_POOL = frozenset({Engine.GPSIMD})
+_DVE = frozenset({Engine.VECTOR})
+_ANY = frozenset({Engine.ANY, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD})
+_SCALAR_STEPS = {"data": _CHIP, "operand0": _CHIP, "operand1": _CHIP}
+
+RULES: dict[Opcode, Rule] = {
+    Opcode.LOAD: Rule({"src": _HBM}, _SBUF, _DMA, elementwise=("src",)),
+    Opcode.STORE: Rule({"src": _CHIP}, _HBM, _DMA, elementwise=("src",)),
+    Opcode.DMA_COPY: Rule({"src": _ANYWHERE}, frozenset({Space.HBM, Space.SBUF}), _DMA, elementwise=("src",)),
+    Opcode.MATMUL: Rule({"stationary": _SBUF, "moving": _SBUF}, frozenset({Space.PSUM}), _PE),
+    Opcode.TRANSPOSE: Rule({"data": _CHIP}, _CHIP, _PE | _DVE),
+    Opcode.ACTIVATION: Rule(
+        {"data": _CHIP, "scale": _CHIP, "bias": _CHIP}, _CHIP, frozenset({Engine.SCALAR}), frozenset({"bias"}),
+        frozenset({"scale"}), ("op",), ("data",), ("scale", "bias"), 2,
+    ),
+    Opcode.TENSOR_TENSOR: Rule(
+        {"a": _CHIP, "b": _CHIP}, _CHIP, _ANY, attributes=("op",), elementwise=("a", "b")
+    ),
+    Opcode.TENSOR_SCALAR: Rule(
+        _SCALAR_STEPS, _CHIP, _ANY, frozenset({"operand1"}), frozenset({"operand0", "operand1"}), ("op0",), ("data",),
+        ("operand0", "operand1"),
+    ),
+    Opcode.TENSOR_SCALAR_REDUCE: Rule(
+        {"data": _CHIP, "operand0": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"operand0"}), ("op0", "reduce_op"),
+        ("data",), ("operand0",), 2,
+    ),
+    Opcode.SCALAR_TENSOR_TENSOR: Rule(
+        _SCALAR_STEPS, _CHIP, _DVE, frozenset(), frozenset({"operand0"}), ("op0", "op1"), ("data", "operand1"),
+        ("operand0",),
+    ),
+    Opcode.TENSOR_REDUCE: Rule({"data": _CHIP}, _CHIP, _DVE, attributes=("op", "axes")),
+    Opcode.SCAN: Rule(
+        {"data0": _CHIP, "data1": _CHIP, "initial": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"initial"}),
+        ("op0", "op1"), ("data0", "data1"), ("initial",),
+    ),
+    Opcode.RECIPROCAL: Rule({"data": _CHIP}, _CHIP, _DVE, elementwise=("data",)),
+    Opcode.COPY: Rule({"src": _CHIP}, _CHIP, _ANY, elementwise=("src",)),
+    Opcode.MEMSET: Rule({}, _CHIP, _ANY, attributes=("value",)),
+    Opcode.IOTA: Rule({}, _CHIP, _POOL, attributes=("start", "strides")),
+    Opcode.SELECT: Rule(
+        {"predicate": _CHIP, "on_true": _CHIP, "on_false": _CHIP}, _CHIP, _DVE, frozenset(),
+        frozenset({"on_true", "on_false"}), (), ("predicate", "on_true", "on_false"),
+    ),
+    Opcode.AFFINE_SELECT: Rule(
+        {"on_true": _SBUF, "on_false": _SBUF}, _CHIP, _POOL, frozenset(), frozenset({"on_false"}), ("predicate",),
+        ("on_true",),
+    ),
+    Opcode.PARTITION_BROADCAST: Rule({"src": _CHIP}, _CHIP, _PE),
+    Opcode.PARTITION_REDUCE: Rule({"data": _SBUF}, _CHIP, _POOL, attributes=("op",)),
+    Opcode.LOOP_REDUCE: Rule({"data": _CHIP}, _CHIP, _DVE, attributes=("op", "loops"), elementwise=("data",)),
+    Opcode.BN_STATS: Rule({"data": _CHIP}, _CHIP, _DVE),
+    Opcode.BN_AGGR: Rule({"data": _CHIP}, _CHIP, _DVE),
+    Opcode.MAX8: Rule({"data": _CHIP}, _CHIP, _DVE),
+    Opcode.FIND_INDEX8: Rule({"data": _CHIP, "vals": _CHIP}, _CHIP, _DVE),
+    Opcode.MATCH_REPLACE8: Rule(
+        {"data": _CHIP, "vals": _CHIP}, _CHIP, _DVE, attributes=("imm",), elementwise=("data",), outputs=2
+    ),
+    Opcode.COPY_PREDICATED: Rule(
+        {"src": _CHIP, "predicate": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"src"}), (), ("src", "predicate")
+    ),
+    Opcode.RANGE_SELECT: Rule(
+        {"on_true": _CHIP, "bound0": _CHIP, "bound1": _CHIP}, _CHIP, _DVE, frozenset(), frozenset(),
+        ("comp_op0", "comp_op1", "range_start", "on_false_value"), ("on_true",), ("bound0", "bound1"), 2,
+    ),
+    Opcode.LOCAL_GATHER: Rule({"src": _SBUF, "index": _SBUF}, _SBUF, _POOL, attributes=("num_elem_per_idx",)),
+    Opcode.STREAM_SHUFFLE: Rule({"src": _CHIP}, _CHIP, _DVE, attributes=("shuffle_mask",), elementwise=("src",)),
+    Opcode.DROPOUT: Rule(
+        {"data": _CHIP, "probability": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"probability"}), (), ("data",),
+        ("probability",),
+    ),
+    Opcode.RANDOM: Rule({}, _CHIP, _DVE),
+}
+
+_ONE_PSUM = {
+    Opcode.TENSOR_TENSOR: ("a", "b"),
+    Opcode.SCAN: ("data0", "data1"),
+    Opcode.SCALAR_TENSOR_TENSOR: ("data", "operand1"),
+    Opcode.COPY_PREDICATED: ("src", "predicate"),
+}
+
+_OPS: dict[str, frozenset[str]] = {
+    "op0": operators.ALU_OPS, "op1": operators.ALU_OPS, "reduce_op": operators.REDUCE_OPS,
+    "comp_op0": operators.COMPARISON_OPS, "comp_op1": operators.COMPARISON_OPS,
+}
+
+
+def validate(program: Program) -> None:
+    """Checks a program.
+
+    Raises:
+        KernelError: In the compiler's wording where the compiler has one.
+    """
+    _Validator(program).run()
+
+
+class _Validator:
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._extents: dict[Variable, int] = {}
+        self._open: dict[int, int] = {}
+        self._trips: dict[int, int] = {}
+        self._written: set[int] = set()
+        self._instructions = 0
+        self._dynamic = 0
+        self._line = 0
+        self._known: dict[tuple[int, int, tuple[int, ...]], bool] = {}
+
+    def run(self) -> None:
+        program = self._program
+        if program.target not in _TARGETS:
+            raise self._broken(f"unknown target '{program.target}'")
+        self._check_buffers()
+        self._check_constants()
+        self._walk(program.body, 1)
+        for identifier in program.outputs:
+            buffer = program.buffers[identifier]
+            if identifier not in self._written and buffer.role is not Role.INPUT:
+                raise errors.output_not_written(buffer.name)
+
+    def _broken(self, reason: str) -> errors.KernelError:
+        """A program that the tracer never writes."""
+        return errors.compile_error(f"malformed program: {reason}", line=self._line)
+
+    # Buffers.
+
+    def _check_buffers(self) -> None:
+        program = self._program
+        total = 0
+        for identifier, buffer in program.buffers.items():
+            self._line = buffer.line
+            if identifier != buffer.id:
+                raise self._broken(f"buffer {identifier} calls itself {buffer.id}")
+            if buffer.dtype not in dtypes.NAMES:
+                raise self._broken(f"buffer '{buffer.name}' has the unknown dtype '{buffer.dtype}'")
+            if any(size <= 0 for size in buffer.shape):
+                raise self._broken(f"buffer '{buffer.name}' has shape {buffer.shape}")
+            if buffer.space is Space.HBM:
+                total += prod(buffer.shape) * dtypes.itemsize(buffer.dtype)
+                if buffer.block_dims or buffer.fill is not None:
+                    raise self._broken(f"HBM tensor '{buffer.name}' has block dimensions or a fill value")
+            else:
+                self._check_on_chip(buffer)
+        self._line = 0
+        if total > MAX_HBM_BYTES:
+            raise errors.compile_error(
+                f"the kernel's HBM tensors take {total} bytes, more than the {MAX_HBM_BYTES} bytes of one core"
+            )
+        for identifier in (*program.inputs, *program.outputs):
+            owner = program.buffers.get(identifier)
+            if owner is None or owner.space is not Space.HBM:
+                raise self._broken(f"argument or result {identifier} is no HBM tensor")
+        if len(set(program.outputs)) != len(program.outputs) or not program.outputs:
+            raise self._broken("results must be different tensors, at least one")
+        for identifier in program.inputs:
+            if program.buffers[identifier].role is not Role.INPUT:
+                raise self._broken(f"argument {identifier} is no input")
+
+    def _check_on_chip(self, buffer: Buffer) -> None:
+        rank = len(buffer.shape)
+        if not 0 <= buffer.block_dims <= rank - 2:
+            raise self._broken(f"buffer '{buffer.name}' has {buffer.block_dims} block dimensions of {rank}")
+        if buffer.role is not Role.TEMPORARY:
+            raise self._broken(f"buffer '{buffer.name}' on chip is an argument, a result or a constant")
+        partitions = buffer.shape[buffer.block_dims]
+        if partitions > _PARTITIONS:
+            raise errors.partitions_exceed_limit(partitions)
+
+    def _check_constants(self) -> None:
+        program = self._program
+        total = 0
+        for identifier, values in program.constants.items():
+            buffer = program.buffers.get(identifier)
+            if buffer is None or buffer.role is not Role.CONSTANT or tuple(values.shape) != buffer.shape:
+                raise self._broken(f"constant {identifier} has no buffer of its shape")
+            if values.dtype != dtypes.storage(buffer.dtype):
+                raise self._broken(f"constant '{buffer.name}' is not of its dtype")
+            total += values.nbytes
+        if total > MAX_CONSTANT_BYTES:
+            raise errors.compile_error(f"constants take {total} bytes, more than {MAX_CONSTANT_BYTES}")
+        for buffer in program.buffers.values():
+            if (buffer.role is Role.CONSTANT) != (buffer.id in program.constants):
+                raise self._broken(f"constant '{buffer.name}' has no values")
+
+    # The loop nest.
+
+    def _walk(self, nodes: Sequence[Node], times: int) -> None:
+        for node in nodes:
+            self._line = node.line
+            if isinstance(node, Loop):
+                if node.id in self._trips or node.trips < 1:
+                    raise self._broken(f"loop {node.id} appears twice or has {node.trips} iterations")
+                self._trips[node.id] = node.trips
+                self._open[node.id] = node.trips
+                self._extents[0, node.id] = node.trips
+                self._walk(node.body, times * node.trips)
+                del self._open[node.id]
+                continue
+            self._instructions += 1
+            self._dynamic += times
+            if self._instructions > MAX_INSTRUCTIONS or self._dynamic > MAX_DYNAMIC_INSTRUCTIONS:
+                raise errors.compile_error(
+                    f"the kernel has more than {MAX_INSTRUCTIONS} instructions or runs more than "
+                    f"{MAX_DYNAMIC_INSTRUCTIONS}",
+                    line=node.line,
+                )
+            try:
+                self._check_instruction(node)
+            except errors.KernelError as error:
+                error.line = error.line or node.line
+                raise
+
+    def _check_instruction(self, node: Instruction) -> None:
+        rule = RULES.get(node.opcode)
+        if rule is None:
+            raise self._broken(f"no rule for '{node.opcode}'")
+        if not 1 <= len(node.outputs) <= rule.outputs:
+            raise self._broken(f"'{node.opcode}' has {len(node.outputs)} outputs")
+        if node.engine not in rule.engines:
+            raise errors.op_not_supported(f"{node.engine} engine", str(node.opcode))
+        self._check_attributes(node, rule)
+        for output in node.outputs:
+            self._check_access(output, "out", node, rule.output, writes=True)
+            self._written.add(output.buffer)
+        for name in node.operands:
+            if name not in rule.operands:
+                raise self._broken(f"'{node.opcode}' has an unknown operand '{name}'")
+        for name, spaces in rule.operands.items():
+            value = node.operands.get(name)
+            if value is None:
+                if name not in rule.optional:
+                    raise self._broken(f"'{node.opcode}' lacks operand '{name}'")
+            elif isinstance(value, Access):
+                self._check_access(value, name, node, spaces)
+            elif name not in rule.numbers:
+                raise self._broken(f"operand '{name}' of '{node.opcode}' must be a tile")
+        self._check_shapes(node, rule)
+        self._check_mask(node.mask, node.outputs[0].shape)
+        self._check_bounds(node)
+
+    def _check_attributes(self, node: Instruction, rule: Rule) -> None:
+        for name in rule.attributes:
+            if name not in node.attributes:
+                raise self._broken(f"'{node.opcode}' lacks attribute '{name}'")
+        for name, value in node.attributes.items():
+            allowed = _OPS.get(name)
+            if name == "op":
+                allowed = {
+                    Opcode.ACTIVATION: operators.ACTIVATION_OPS, Opcode.TENSOR_TENSOR: operators.ALU_OPS
+                }.get(node.opcode, operators.REDUCE_OPS)
+            if allowed is not None and value not in allowed:
+                raise self._broken(f"'{node.opcode}' has {name} {value!r}")
+            for affine in _affines(value):
+                self._check_terms(affine)
+        loops = node.attributes.get("loops", ())
+        if not isinstance(loops, tuple) or any(loop not in self._open for loop in loops):
+            raise self._broken(f"'{node.opcode}' reduces over loops that are not around it")
+
+    # Accesses.
+
+    def _check_access(
+        self, access: Access, name: str, node: Instruction, spaces: frozenset[Space], *, writes: bool = False
+    ) -> None:
+        buffer = self._program.buffers.get(access.buffer)
+        if buffer is None:
+            raise self._broken(f"'{node.opcode}' uses the unknown buffer {access.buffer}")
+        if buffer.space not in spaces:
+            expected = "|".join(sorted(str(space) for space in spaces))
+            raise errors.unsupported_memory(name, str(node.opcode), expected, str(buffer.space))
+        if writes and buffer.role is Role.CONSTANT:
+            raise errors.immutable_parameter(buffer.name)
+        if writes and buffer.role is Role.INPUT and buffer.id not in self._program.outputs:
+            raise errors.immutable_parameter(buffer.name)
+        if any(loop not in self._open for loop in buffer.loops):
+            raise errors.local_variable_out_of_scope(buffer.name)
+        if not access.shape or any(size <= 0 for size in access.shape):
+            raise self._broken(f"a tile of '{buffer.name}' has shape {access.shape}")
+        if prod(access.view_shape) != prod(buffer.shape) or any(size <= 0 for size in access.view_shape):
+            raise self._broken(f"'{buffer.name}' of shape {buffer.shape} is viewed as {access.view_shape}")
+        if len(access.index) != len(access.view_shape):
+            raise self._broken(f"'{buffer.name}' is indexed in {len(access.index)} of {len(access.view_shape)} dimensions")
+        for dim in access.index:
+            self._check_dim(dim, access, buffer, node)
+        if buffer.space is not Space.HBM:
+            self._check_tile(access, buffer, node)
+
+    def _check_dim(self, dim: DimIndex, access: Access, buffer: Buffer, node: Instruction) -> None:
+        rank = len(access.shape)
+        self._check_terms(dim.start)
+        for axis, _ in dim.strides:
+            if not 0 <= axis < rank:
+                raise self._broken(f"'{buffer.name}' is indexed by axis {axis} of a tile of rank {rank}")
+        for axis, table in dim.tables:
+            if not 0 <= axis < rank or len(table) != access.shape[axis]:
+                raise self._broken(f"'{buffer.name}' is indexed by a table of the wrong length")
+        if dim.indirect is not None:
+            if buffer.space is not Space.HBM or node.engine is not Engine.DMA:
+                raise errors.indirect_index_not_allowed(buffer.name)
+            if dim.indirect.index and any(inner.indirect is not None for inner in dim.indirect.index):
+                raise self._broken("an index tile is itself indexed indirectly")
+            if len(dim.indirect.shape) != rank or any(
+                inner not in (1, outer) for inner, outer in zip(dim.indirect.shape, access.shape, strict=True)
+            ):
+                raise self._broken("an index tile does not fit the tile it indexes")
+            self._check_access(dim.indirect, "index", node, _SBUF)
+
+    def _check_terms(self, affine: Affine) -> None:
+        for loop, _ in affine.terms:
+            if loop not in self._open:
+                raise self._broken(f"loop {loop} is used outside of its body")
+
+    def _check_tile(self, access: Access, buffer: Buffer, node: Instruction) -> None:
+        partition = buffer.block_dims
+        if access.view_shape[: partition + 1] != buffer.shape[: partition + 1]:
+            raise self._broken(f"'{buffer.name}' is viewed across partitions")
+        if len(access.shape) < 2:
+            raise errors.failed_to_infer_tile(buffer.name)
+        if access.shape[0] > _PARTITIONS:
+            raise errors.partitions_exceed_limit(access.shape[0])
+        for position, dim in enumerate(access.index):
+            axes = {axis for axis, stride in dim.strides if stride} | {axis for axis, _ in dim.tables}
+            wrong = axes - {0} if position == partition else axes & {0}
+            if wrong and not (position != partition and access.shape[0] == 1):
+                raise errors.failed_to_infer_tile(buffer.name)
+        index = access.index[partition]
+        if access.shape[0] > 1 and (index.tables or dict(index.strides).get(0) != 1):
+            raise errors.compile_error(
+                f"tile of tensor `{buffer.name}` must use contiguous partitions, one after the other"
+            )
+        if node.engine is not Engine.DMA:
+            self._check_start_partition(access, index)
+
+    def _check_start_partition(self, access: Access, index: DimIndex) -> None:
+        """Engines reach partitions from fixed starting points: 0, multiples of 64, multiples of 32, by size."""
+        size = access.shape[0]
+        step = 32 if size <= 32 else 64 if size <= 64 else 128
+        if index.start.constant % step == 0 and all(value % step == 0 for _, value in index.start.terms):
+            return
+        low, _ = bounds.extremes(
+            Linear(index.start.constant, bounds.linear_affine(index.start)), self._extents
+        )
+        start = next(
+            (
+                value
+                for value in (low, *(low + coefficient for _, coefficient in index.start.terms))
+                if value % step
+            ),
+            low,
+        )
+        raise errors.compile_error(f"Invalid access of {size} partitions starting at partition {start}")
+
+    # Shapes.
+
+    def _check_shapes(self, node: Instruction, rule: Rule) -> None:
+        out = node.outputs[0].shape
+        for name in rule.elementwise:
+            value = node.operands.get(name)
+            if isinstance(value, Access) and value.shape != out:
+                raise errors.shapes_mismatch([("out", out), (name, value.shape)], str(node.opcode))
+        for name in rule.vectors:
+            value = node.operands.get(name)
+            if isinstance(value, Access) and value.shape != (out[0], 1):
+                raise errors.shapes_mismatch([("out", out), (name, value.shape)], str(node.opcode))
+        for extra in node.outputs[1:]:
+            expected = (out[0], 8) if node.opcode is Opcode.MATCH_REPLACE8 else (out[0], 1)
+            if extra.shape != expected:
+                raise errors.shapes_mismatch([("out", out), ("outputs[1]", extra.shape)], str(node.opcode))
+        pair = _ONE_PSUM.get(node.opcode)
+        if pair is not None and node.opcode is not Opcode.TENSOR_TENSOR:
+            spaces = [self._space(node.operands.get(name)) for name in pair]
+            if spaces == [Space.PSUM, Space.PSUM]:
+                raise errors.compile_error(
+                    f"'{pair[0]}' and '{pair[1]}' of '{node.opcode}' cannot both be in address space 'psum'"
+                )
+        check = getattr(self, f"_shape_of_{node.opcode.value}", None)
+        if check is not None:
+            check(node, out)
+
+    def _space(self, value: object) -> Space | None:
+        return self._program.buffers[value.buffer].space if isinstance(value, Access) else None
+
+    def _operand(self, node: Instruction, name: str) -> Access:
+        value = node.operands[name]
+        assert isinstance(value, Access)
+        return value
+
+    def _shape_of_matmul(self, node: Instruction, out: tuple[int, ...]) -> None:
+        stationary, moving = self._operand(node, "stationary").shape, self._operand(node, "moving").shape
+        if len(stationary) != 2 or len(moving) != 2 or len(out) != 2:
+            raise self._broken("'matmul' takes two-dimensional tiles")
+        if stationary[0] != moving[0]:
+            raise errors.partition_mismatch([("stationary", stationary), ("moving", moving)], "nc_matmul")
+        if stationary[1] > 128:
+            raise errors.dimension_exceeds_limit(1, "stationary", stationary, "nc_matmul", 128)
+        if moving[1] > 512:
+            raise errors.dimension_exceeds_limit(1, "moving", moving, "nc_matmul", 512)
+        if out != (stationary[1], moving[1]):
+            raise errors.matmul_shapes([("stationary", stationary), ("moving", moving), ("out", out)], "nc_matmul")
+        contraction = node.attributes.get("contraction_mask", ())
+        if not isinstance(contraction, tuple):
+            raise self._broken("'contraction_mask' must be conditions")
+        self._check_mask(contraction, (stationary[0], 1))
+
+    def _shape_of_transpose(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data = self._operand(node, "data").shape
+        limit = 32 if node.engine is Engine.VECTOR else 128
+        if len(data) != 2 or out != data[::-1] or max(data) > limit:
+            raise errors.dimension_exceeds_limit(1, "data", data, "nc_transpose", limit)
+
+    def _shape_of_tensor_reduce(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data = self._operand(node, "data").shape
+        axes = node.attributes["axes"]
+        if not isinstance(axes, tuple) or not axes or len(set(axes)) != len(axes):
+            raise self._broken("'tensor_reduce' has no axes")
+        if any(type(axis) is not int or not 0 < axis < len(data) for axis in axes):
+            raise self._broken(f"'tensor_reduce' has axes {axes} of {len(data)}")
+        kept = tuple(size for axis, size in enumerate(data) if axis not in axes)
+        ones = tuple(1 if axis in axes else size for axis, size in enumerate(data))
+        if out not in (kept, (*kept, 1) if len(kept) == 1 else kept, ones):
+            raise errors.shapes_mismatch([("data", data), ("out", out)], "tensor_reduce")
+        self._check_input_mask(node, data)
+
+    def _shape_of_partition_reduce(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data = self._operand(node, "data").shape
+        if out != (1, *data[1:]):
+            raise errors.shapes_mismatch([("data", data), ("out", out)], "tensor_partition_reduce")
+        self._check_input_mask(node, data)
+
+    def _shape_of_partition_broadcast(self, node: Instruction, out: tuple[int, ...]) -> None:
+        src = self._operand(node, "src").shape
+        if src[0] != 1 or src[1:] != out[1:]:
+            raise errors.shapes_mismatch([("src", src), ("out", out)], "broadcast_to")
+
+    def _shape_of_iota(self, node: Instruction, out: tuple[int, ...]) -> None:
+        strides = node.attributes["strides"]
+        if not isinstance(node.attributes["start"], Affine) or not isinstance(strides, tuple) or len(strides) != len(out):
+            raise self._broken("'iota' needs an affine start and one stride per axis")
+
+    def _shape_of_affine_select(self, node: Instruction, out: tuple[int, ...]) -> None:
+        predicate = node.attributes["predicate"]
+        if not isinstance(predicate, MaskTerm):
+            raise self._broken("'affine_select' needs a condition")
+        self._check_mask((predicate,), out)
+
+    def _shape_of_memset(self, node: Instruction, out: tuple[int, ...]) -> None:
+        if type(node.attributes["value"]) not in (int, float):
+            raise self._broken("'memset' needs a number")
+
+    def _shape_of_bn_stats(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data = self._operand(node, "data").shape
+        if prod(data[1:]) > 512 or out != (data[0], 6):
+            raise errors.dimension_exceeds_limit(1, "data", data, "bn_stats", 512)
+
+    def _shape_of_bn_aggr(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data = self._operand(node, "data").shape
+        if prod(data[1:]) % 3 or out != (data[0], 2):
+            raise errors.shapes_mismatch([("data", data), ("out", out)], "bn_aggr")
+
+    def _shape_of_max8(self, node: Instruction, out: tuple[int, ...]) -> None:
+        self._check_eight(self._operand(node, "data").shape, out, "max8")
+
+    def _shape_of_find_index8(self, node: Instruction, out: tuple[int, ...]) -> None:
+        data, vals = self._operand(node, "data").shape, self._operand(node, "vals").shape
+        self._check_eight(data, out, "nc_find_index8")
+        self._check_eight(data, vals, "nc_find_index8")
+
+    def _shape_of_match_replace8(self, node: Instruction, out: tuple[int, ...]) -> None:
+        self._check_eight(out, self._operand(node, "vals").shape, "nc_match_replace8")
+
+    def _check_eight(self, data: tuple[int, ...], eight: tuple[int, ...], api: str) -> None:
+        if not 8 <= prod(data[1:]) <= 16_384 or eight[0] != data[0] or prod(eight[1:]) != 8:
+            raise errors.shapes_mismatch([("data", data), ("vals", eight)], api)
+
+    def _shape_of_local_gather(self, node: Instruction, out: tuple[int, ...]) -> None:
+        src, index = self._operand(node, "src").shape, self._operand(node, "index").shape
+        per_index = node.attributes["num_elem_per_idx"]
+        valid = node.attributes.get("num_valid_indices", prod(index[1:]) * 16)
+        if type(per_index) is not int or type(valid) is not int or per_index < 1 or valid < 1:
+            raise self._broken("'local_gather' needs positive counts")
+        if src[0] % 16 or src[0] != index[0] or out[0] != src[0] or prod(out[1:]) != valid * per_index:
+            raise errors.shapes_mismatch([("src", src), ("index", index), ("out", out)], "local_gather")
+        if valid > prod(index[1:]) * 16:
+            raise self._broken("'local_gather' uses more indices than there are")
+
+    def _shape_of_stream_shuffle(self, node: Instruction, out: tuple[int, ...]) -> None:
+        order = node.attributes["shuffle_mask"]
+        if not isinstance(order, tuple) or len(order) != 32 or any(e not in range(32) and e != 255 for e in order):
+            raise self._broken("'stream_shuffle' needs 32 entries below 32, or 255")
+
+    def _check_input_mask(self, node: Instruction, shape: tuple[int, ...]) -> None:
+        terms = node.attributes.get("input_mask", ())
+        if not isinstance(terms, tuple):
+            raise self._broken("'input_mask' must be conditions")
+        self._check_mask(terms, shape)
+
+    def _check_mask(self, terms: Sequence[object], shape: tuple[int, ...]) -> None:
+        for term in terms:
+            if not isinstance(term, MaskTerm):
+                raise self._broken("a mask is no condition")
+            self._check_terms(term.start)
+            if any(not 0 <= axis < len(shape) for axis, _ in term.strides):
+                raise self._broken(f"a mask uses an axis that a tile of shape {shape} does not have")
+
+    # Bounds.
+
+    def _check_bounds(self, node: Instruction) -> None:
+        for output in node.outputs:
+            self._stay_inside(output, node, {axis: axis for axis in range(len(node.outputs[0].shape))}, ())
+        for name, value in node.operands.items():
+            if isinstance(value, Access):
+                axes, own = self._axis_map(node, name, value)
+                self._stay_inside(value, node, axes, own)
+
+    def _axis_map(
+        self, node: Instruction, name: str, operand: Access
+    ) -> tuple[dict[int, int], tuple[MaskTerm, ...]]:
+        """Which axis of the operand runs with each axis of the output, and masks over the operand's own axes."""
+        if node.opcode is Opcode.MATMUL:
+            contraction = node.attributes.get("contraction_mask", ())
+            own = tuple(term for term in contraction if isinstance(term, MaskTerm)) if isinstance(contraction, tuple) else ()
+            return ({0: 1} if name == "stationary" else {1: 1}), own
+        if node.opcode is Opcode.TRANSPOSE:
+            return {0: 1, 1: 0}, ()
+        if node.opcode is Opcode.TENSOR_REDUCE:
+            axes = node.attributes["axes"]
+            assert isinstance(axes, tuple)
+            terms = node.attributes.get("input_mask", ())
+            own = tuple(term for term in terms if isinstance(term, MaskTerm)) if isinstance(terms, tuple) else ()
+            rank = len(operand.shape)
+            if len(node.outputs[0].shape) == rank:
+                return {axis: axis for axis in range(rank) if axis not in axes}, own
+            kept = [axis for axis in range(rank) if axis not in axes]
+            return dict(enumerate(kept)), own
+        if node.opcode in (Opcode.PARTITION_REDUCE, Opcode.PARTITION_BROADCAST):
+            terms = node.attributes.get("input_mask", ())
+            own = tuple(term for term in terms if isinstance(term, MaskTerm)) if isinstance(terms, tuple) else ()
+            return {axis: axis for axis in range(1, len(operand.shape))}, own
+        if len(operand.shape) != len(node.outputs[0].shape):
+            return {0: 0}, ()
+        return {axis: axis for axis in range(len(operand.shape))}, ()
+
+    def _stay_inside(
+        self, access: Access, node: Instruction, axes: Mapping[int, int], own: Sequence[MaskTerm]
+    ) -> None:
+        buffer = self._program.buffers[access.buffer]
+        for position, dim in enumerate(access.index):
+            size = access.view_shape[position]
+            key = (id(dim), size, access.shape)
+            if self._known.get(key):
+                continue
+            expression = bounds.linear_dim(dim)
+            extents = self._axis_extents(access.shape)
+            low, high = bounds.extremes(expression, extents)
+            if low >= 0 and high < size:
+                self._known[key] = True
+                continue
+            masks = [bounds.linear_mask(term, axes) for term in node.mask]
+            masks += [bounds.linear_mask(term, {a: a for a in range(len(access.shape))}) for term in own]
+            for axis, extent in enumerate(node.outputs[0].shape):
+                extents[1, -1 - axis] = extent
+            if dim.indirect is not None:
+                low, high = max(low, 0), min(high, size - 1)
+            if not bounds.stays_below(expression, size - 1, masks, extents) or not bounds.stays_above(
+                expression, 0, masks, extents
+            ):
+                raise errors.out_of_bound(buffer.name, position, low, high, size)
+            if dim.indirect is not None:
+                self._stay_inside(dim.indirect, node, {0: 0}, ())
+
+    def _axis_extents(self, shape: tuple[int, ...]) -> dict[Variable, int]:
+        extents = dict(self._extents)
+        for axis, extent in enumerate(shape):
+            extents[1, axis] = extent
+        return extents
+
+
+def _affines(value: object) -> Sequence[Affine]:
+    if isinstance(value, Affine):
+        return (value,)
+    if isinstance(value, MaskTerm):
+        return (value.start,)
+    if isinstance(value, tuple):
+        return [term.start for term in value if isinstance(term, MaskTerm)]
+    return ()
