@@ -32,12 +32,14 @@ from accelopt_ray.nki_sim.program import (
 PSUM_COLUMNS = 512
 """fp32 columns of one PSUM bank; the widest moving operand of one matmul."""
 
-MERGED_ELEMENTS = 512
-"""Largest free size of an instruction made by merging a loop.
+MERGED_TRIPS = 128
+NARROW_ELEMENTS = 256
+MERGED_ELEMENTS = 16384
+"""A loop of at most ``MERGED_TRIPS`` iterations merges when its instructions are narrower than ``NARROW_ELEMENTS``.
 
-One published pair of kernels shows the effect: an output loop of 2,048 tiny instructions costs a fixed minimum each,
-while the same loop split into 32 x 64 runs ten times faster, as if each inner loop were one instruction. A result of at
-most one PSUM bank's worth of elements is the natural tile bound that separates the two.
+Published measurements show where the line runs. An output loop of 2,048 tiny instructions costs a fixed minimum each;
+split into 32 x 64 it runs ten times faster, as if both loops had become dimensions of one access pattern. A loop of 100
+tiny transfers behaves like few transfers, loops of 200 and 25,600 like as many as are written.
 """
 
 
@@ -262,7 +264,7 @@ class _Rewriter:
 
     def _merge(self, loop: Loop) -> tuple[Node, ...] | None:
         """Turns a short innermost affine loop of small instructions into wider instructions, if every one allows it."""
-        if loop.kind is not LoopKind.AFFINE or loop.trips < 2:
+        if loop.kind is not LoopKind.AFFINE or not 2 <= loop.trips <= MERGED_TRIPS:
             return None
         inside = {buffer.id for buffer in self.buffers.values() if loop.id in buffer.loops}
         for node in loop.body:
@@ -292,11 +294,11 @@ class _Rewriter:
         if not varies:
             return False
         for access in accesses_of(node):
-            if access.view_shape != self.buffers[access.buffer].shape:
+            space = self.buffers[access.buffer].space
+            if space is not Space.HBM and access.view_shape != self.buffers[access.buffer].shape:
                 return False
             if any(index.indirect is not None for index in access.index):
                 return False
-            space = self.buffers[access.buffer].space
             partition = self.buffers[access.buffer].block_dims
             if space is not Space.HBM and any(
                 term[0] == loop.id
@@ -304,7 +306,8 @@ class _Rewriter:
                 for term in index.start.terms
             ):
                 return False
-            if math.prod(access.shape[1:]) * loop.trips > MERGED_ELEMENTS:
+            width = math.prod(access.shape[1:])
+            if width > NARROW_ELEMENTS or width * loop.trips > MERGED_ELEMENTS:
                 return False
         return True
 
