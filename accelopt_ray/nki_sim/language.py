@@ -376,11 +376,7 @@ def store(dst: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
 def _constant_tile(value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Index) and (value.terms or value.varies):
         out = lowering.new_tile(like.shape, like.buffer.dtype)
-        expression = value.expand(like.shape) if value.shape != like.shape else value
-        expression = Index(
-            expression.constant, expression.terms, like.shape, expression.strides, expression.tables
-        )
-        current().emit(Opcode.IOTA, Engine.GPSIMD, [out], {}, lowering.iota_attributes(expression))
+        current().emit(Opcode.IOTA, Engine.GPSIMD, [out], {}, lowering.iota_attributes(value.expand(like.shape)))
         return out
     fill = lowering.number(value)
     if fill is None:
@@ -648,8 +644,8 @@ def affine_select(
         raise errors.unexpected_operand("on_false_value", api, on_false)
     if condition.negated:
         raise errors.mask_not_equal()
-    if on_true.space is not Space.SBUF:
-        raise errors.unsupported_memory("on_true_tile", api, "sbuf", on_true.space.value)
+    if on_true.space is Space.PSUM:  # GpSimd does not reach PSUM: the compiler copies first
+        on_true = lowering.copy(on_true, api=api)
     element, explicit = lowering.result_dtype(dtype, on_true.buffer.dtype, api)
     tile = on_true
     for term in condition.terms:

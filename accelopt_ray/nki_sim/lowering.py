@@ -54,13 +54,8 @@ def mask_for(mask: Any, shape: tuple[int, ...]) -> list[Index]:
         joined = broadcast_shapes(term.shape, shape)
         if joined != shape:
             raise errors.shapes_not_broadcastable([("mask", term.shape), ("tile", shape)], "mask")
-        terms.append(_expand_mask(term, shape))
+        terms.append(term.expand(shape))
     return terms
-
-
-def _expand_mask(term: Index, shape: tuple[int, ...]) -> Index:
-    expanded = term.expand((1,) * (len(shape) - term.ndim) + term.shape)
-    return Index(expanded.constant, expanded.terms, shape, expanded.strides, expanded.tables)
 
 
 def new_tile(
@@ -643,12 +638,12 @@ def _free_loops(tile: Tensor) -> set[Any]:
 
 
 def transpose(tile: Tensor, *, api: str, engine: Engine, dtype: Any = None, mask: Any = None) -> Tensor:
-    """Swaps partition and free axis: through the tensor engine into PSUM, or in 32 x 32 blocks on the vector engine."""
+    """Swaps partition and free axis: through the tensor engine into PSUM, or in 32 x 32
+    blocks on the vector engine."""
     flat = two_dimensional(tile, "data", api)
-    limit = 32 if engine is Engine.VECTOR else 128
     for dimension in (0, 1):
-        if flat.shape[dimension] > limit:
-            raise errors.dimension_exceeds_limit(dimension, "data", flat.shape, api, limit)
+        if flat.shape[dimension] > 128:
+            raise errors.dimension_exceeds_limit(dimension, "data", flat.shape, api, 128)
     if engine is Engine.TENSOR:
         if current().allocated_kernel:
             raise errors.transpose_in_allocated_kernel()

@@ -114,12 +114,18 @@ class Index:
         if shape == self.shape:
             return self
         pad = len(shape) - len(self.shape)
-        if pad:
-            strides = (0,) * pad + self.strides
-            tables = {axis + pad: table for axis, table in self.tables.items()}
-        else:
-            strides, tables = self.strides, self.tables  # type: ignore[assignment]
-        return Index(self.constant, self.terms, shape, strides, tables)
+        strides = [0] * pad
+        tables: dict[int, tuple[int, ...]] = {}
+        constant = self.constant
+        for axis, stride in enumerate(self.strides):
+            if self.shape[axis] == shape[axis + pad]:
+                strides.append(stride)
+                if axis in self.tables:
+                    tables[axis + pad] = self.tables[axis]
+            else:  # an axis of extent 1 that is repeated
+                strides.append(0)
+                constant += self.tables[axis][0] if axis in self.tables else 0
+        return Index(constant, self.terms, shape, tuple(strides), tables)
 
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value over all iterations and coordinates."""

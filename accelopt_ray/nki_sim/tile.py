@@ -368,9 +368,6 @@ class Tensor:
         if shape == self.shape:
             return self
         dims = [dim.expand(shape) for dim in self.dims]
-        dims = [
-            Index(dim.constant, dim.terms, shape, dim.strides, dim.tables) if dim.shape != shape else dim for dim in dims
-        ]
         return Tensor(self.buffer, shape, dims, self.view_shape, self.indirect)
 
     def swap_axes(self, first: int, second: int) -> Tensor:

@@ -212,8 +212,8 @@ def _outputs(result: Any, inputs: Sequence[tracing.TracedBuffer]) -> list[Tensor
             raise errors.compile_error(
                 f"the kernel returns its parameter `{buffer.name}`, which is immutable; return a tensor in shared_hbm"
             )
-        if buffer.role is Role.CONSTANT or (buffer.role is not Role.INPUT and not buffer.shared):
-            raise errors.unsupported_memory("return value", "kernel", "shared_hbm", "private_hbm")
+        if buffer.role is Role.CONSTANT:
+            raise errors.compile_error(f"the kernel returns the constant `{buffer.name}`; return a tensor in shared_hbm")
         if not buffer.written and buffer.role is not Role.INPUT:
             raise errors.output_not_written(buffer.name)
         if value.size != value.buffer_size():

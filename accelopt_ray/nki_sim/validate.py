@@ -479,9 +479,8 @@ class _Validator:
 
     def _shape_of_transpose(self, node: Instruction, out: tuple[int, ...]) -> None:
         data = self._operand(node, "data").shape
-        limit = 32 if node.engine is Engine.VECTOR else 128
-        if len(data) != 2 or out != data[::-1] or max(data) > limit:
-            raise errors.dimension_exceeds_limit(1, "data", data, "nc_transpose", limit)
+        if len(data) != 2 or out != data[::-1] or max(data) > 128:
+            raise errors.dimension_exceeds_limit(1, "data", data, "nc_transpose", 128)
 
     def _shape_of_tensor_reduce(self, node: Instruction, out: tuple[int, ...]) -> None:
         data = self._operand(node, "data").shape
