@@ -112,6 +112,8 @@ class PromptLibrary:
             trim_blocks=True,
             lstrip_blocks=True,
             autoescape=False,
+            # A run's prompts are those it started with, whatever happens to the files meanwhile.
+            auto_reload=False,
         )
         self._environment.filters["fenced"] = fenced
         for role in _ROLES:

@@ -54,7 +54,9 @@ def _sha256(text: str) -> str:
 
 
 class _Canonicalizer(ast.NodeTransformer):
-    """Drops bare literals and renames what each top-level function binds by order of appearance."""
+    """Drops bare literals and renames what each outermost function binds by order of appearance."""
+
+    _inside_function = False
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return self._function(node)
@@ -69,8 +71,16 @@ class _Canonicalizer(ast.NodeTransformer):
         """A ``pass`` says as little as a docstring; an emptied body and one with ``pass`` agree."""
 
     def _function(self, node: _Function) -> ast.AST:
+        # The outermost function's renaming covers the functions inside it; done again, it would forget what the
+        # outer one keeps.
+        if self._inside_function:
+            return self.generic_visit(node)
         _rename_locals(node)
-        return self.generic_visit(node)
+        self._inside_function = True
+        try:
+            return self.generic_visit(node)
+        finally:
+            self._inside_function = False
 
 
 def _rename_locals(function: _Function) -> None:
@@ -105,8 +115,6 @@ def _plain_names(node: ast.AST) -> Iterator[str]:
 
 def _local(names: dict[str, str], name: str) -> str:
     # "%" cannot stand in an identifier, so no global name can be mistaken for a renamed local.
-    if name.startswith("%"):
-        return name
     return names.setdefault(name, f"%{len(names)}")
 
 

@@ -176,18 +176,18 @@ class Iteration:
         item_ids = [item.item_id for item in self._shown]
         await context.record("plans", plan_row(context.task.name, self._number, plan, reply.call_id, item_ids))
         context.progress("planned", plan_id=plan_id, parent_candidate_id=parent.candidate_id)
-        await all_or_cancel(*(self._attempt(plan, attempt, lane) for attempt, lane in enumerate(lanes)))
-
-    async def _attempt(self, plan: Plan, index: int, lane: int) -> None:
-        """Has a plan carried out, and repaired where that is wanted and fails."""
-        context = self._context
-        owner = context.ids.attempt(self._number, plan.slot, plan.index, index)
-        prompt = context.prompts.executor(
+        order = context.prompts.executor(
             problem=context.task.reference_source(),
-            kernel=plan.parent.source.text,
+            kernel=parent.source.text,
             plan=plan.text,
             entry=context.task.entry,
         )
+        await all_or_cancel(*(self._attempt(plan, order, attempt, lane) for attempt, lane in enumerate(lanes)))
+
+    async def _attempt(self, plan: Plan, prompt: Prompt, index: int, lane: int) -> None:
+        """Has a plan carried out, and repaired where that is wanted and fails."""
+        context = self._context
+        owner = context.ids.attempt(self._number, plan.slot, plan.index, index)
         reply = await context.ask(owner, "executor", prompt, sample_index=index, affinity=plan.plan_id)
         fix = 0
         while reply is not None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_world import KilledError, ScriptedTask, World, cost_of, kernel_source
 
+from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
 from accelopt_ray.search.history import History
@@ -23,6 +24,7 @@ from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings
 
 SMALL: dict[str, Any] = {"iterations": 3, "beam_width": 2, "plans_per_candidate": 3, "attempts_per_plan": 2, "seed": 7}
+PROMPTS = PromptLibrary()
 
 
 def small(preset: str = "beyond", **changes: Any) -> SearchSettings:
@@ -30,7 +32,7 @@ def small(preset: str = "beyond", **changes: Any) -> SearchSettings:
 
 
 def search(world: World, chosen: SearchSettings, history: History | None = None, **options: Any) -> SearchResult:
-    return asyncio.run(run_search(chosen, ScriptedTask(), world, history=history, **options))
+    return asyncio.run(run_search(chosen, ScriptedTask(), world, prompts=PROMPTS, history=history, **options))
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -107,7 +109,7 @@ def test_rows_have_exactly_the_columns_of_the_schema() -> None:
         schema.TABLES[table].arrow([{**row, "run_id": "r", "schema_version": 1} for row in rows.values()])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     order=st.integers(0, 2**32),
     preset=st.sampled_from(["beyond", "published", "paper"]),
@@ -125,7 +127,7 @@ def test_the_order_of_arrival_never_matters(order: int, preset: str, fixes: int,
     assert sorted(straight.replies) == sorted(shuffled.replies)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(data=st.data(), preset=st.sampled_from(["beyond", "published"]))
 def test_a_killed_search_resumes_to_the_same_end(data: st.DataObject, preset: str) -> None:
     chosen = small(preset, fix_attempts=1)
