@@ -24,7 +24,7 @@ from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim import dtypes, serialize
 from accelopt_ray.nki_sim.cost import predict
 from accelopt_ray.nki_sim.errors import KernelError
-from accelopt_ray.nki_sim.numerics import run_program
+from accelopt_ray.nki_sim.numerics import NumericsError, run_program
 from accelopt_ray.nki_sim.program import Buffer, Program
 from accelopt_ray.nki_sim.tracer import trace_kernel
 from accelopt_ray.nki_sim.validate import validate
@@ -33,6 +33,7 @@ from accelopt_ray.verify.precision import precision_tier
 
 _LENGTH = struct.Struct("!I")
 _KERNEL_FILE = "<kernel>"
+_PROGRAM_ERRORS = (KernelError, NumericsError, serialize.ProgramFormatError)
 
 
 def pack(header: Mapping[str, object], payload: bytes = b"") -> bytes:
@@ -80,7 +81,7 @@ def inspect_program(argument: bytes) -> bytes:
     """Checks a program that a compile child returned and reports what is known about it."""
     try:
         program = _load(argument)
-    except KernelError as error:
+    except _PROGRAM_ERRORS as error:
         return pack(_failure(error))
     outputs = [program.buffers[output] for output in program.outputs]
     return pack(
@@ -106,7 +107,7 @@ def run(argument: bytes) -> bytes:
         for path, output in zip(paths, outputs, strict=True):
             if not isinstance(output, np.memmap):
                 np.save(path, output.astype(np.float32))
-    except KernelError as error:
+    except _PROGRAM_ERRORS as error:
         return pack(_failure(error))
     return pack({"run_s": time.perf_counter() - started})
 
@@ -116,7 +117,7 @@ def measure(argument: bytes) -> bytes:
     request, payload = unpack(argument)
     try:
         prediction = predict(_load(payload), target=request["target"])
-    except KernelError as error:
+    except _PROGRAM_ERRORS as error:
         return pack(_failure(error))
     return pack(
         {
@@ -142,8 +143,11 @@ def _load(payload: bytes) -> Program:
     return program
 
 
-def _failure(error: KernelError) -> dict[str, object]:
-    return {"outcome": str(error.outcome), "message": str(error), "line": error.line}
+def _failure(error: KernelError | NumericsError | serialize.ProgramFormatError) -> dict[str, object]:
+    if isinstance(error, serialize.ProgramFormatError):
+        message = f"the kernel's process left a result that is no program: {error}"
+        return {"outcome": EvaluationOutcome.CRASHED, "message": message}
+    return {"outcome": str(error.outcome), "message": str(error)}
 
 
 def _last_lines(error: BaseException) -> str:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, Union
@@ -18,8 +17,9 @@ import numpy as np
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
-from accelopt_ray.verify.checks import Check, Finding, Trial, get_check
-from accelopt_ray.verify.references import ReferenceCache, ReferenceSet
+from accelopt_ray.verify.checks import Attempt, Check, Finding, Trial
+from accelopt_ray.verify.references import ReferenceCache
+from accelopt_ray.verify.registry import get_check
 from nkibench.hardware import HARDWARE
 from nkibench.roofline import percent_of_peak
 from nkibench.task import OutputMismatch, Task, TaskError, load_task
@@ -47,7 +47,7 @@ def evaluate(job: EvaluationJob, device: Device, references: ReferenceCache) -> 
         task = load_task(job.task.location, dict(job.task.parameters))
     except TaskError as error:
         raise UserError(str(error)) from error
-    run = _Run(job, device, references, task, get_check(job.check))
+    run = _Run(job, device, references, task, get_check(job.check, job.precision))
     try:
         run.go()
         outcome, reason, text = EvaluationOutcome.CORRECT, "", ""
@@ -85,22 +85,24 @@ class _Run:
     trials: list[dict[str, Any]] = field(default_factory=list)
 
     def go(self) -> None:
-        _end_on(self.check.inspect_source(self.job.source))
+        _end_on(self.check.inspect_source(self.job.source, self.task.entry))
         with self._stage("compile"):
             self.artifact = self._compile()
-        _end_on(self.check.inspect_program(self.artifact.precision_tier, self.artifact.stragglers))
+        _end_on(self.check.inspect_artifact(self.artifact))
         if self.device.predicts_latency:
             self._measure(self.artifact, ())
-        for position, trial in enumerate(self.check.trials(self.task, self.job.seeds)):
-            with self._stage("reference"):
-                manager = self.references.use(self.task, trial.seed, trial.distribution)
-                reference = manager.__enter__()
-            try:
-                self._try(self.artifact, trial, reference)
-                if position == 0 and not self.device.predicts_latency:
-                    self._measure(self.artifact, reference.kernel_inputs)
-            finally:
-                manager.__exit__(None, None, None)
+        trials = self.check.trials(self.task, self.job.seeds, self.references)
+        kept = {trial.compared_with for trial in trials}
+        attempts: dict[int, Attempt] = {}
+        with ExitStack() as until_the_end:
+            for position, trial in enumerate(trials):
+                with ExitStack() as until_the_next:
+                    stack = until_the_end if position in kept else until_the_next
+                    attempt = self._try(self.artifact, trial, position, stack)
+                    before = None if trial.compared_with is None else attempts[trial.compared_with]
+                    self._judge(trial, attempt, before)
+                    if position in kept:
+                        attempts[position] = attempt
 
     def result(self) -> EvaluationResult:
         """What is known so far, with an outcome to be filled in."""
@@ -147,21 +149,30 @@ class _Run:
             )
         )
 
-    def _try(self, artifact: Artifact, trial: Trial, reference: ReferenceSet) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="accelopt-ray-run-"))
+    def _try(self, artifact: Artifact, trial: Trial, position: int, stack: ExitStack) -> Attempt:
+        """Runs the kernel on a trial's inputs; what the attempt refers to lives as long as ``stack``."""
+        with self._stage("reference"):
+            reference = stack.enter_context(
+                self.references.use(
+                    self.task, trial.seed, trial.distribution, whole=trial.whole, accuracy=trial.accuracy
+                )
+            )
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="accelopt-ray-run-")))
+        with self._stage("run"):
+            ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
+        self.run_s += ran.run_s
+        if position == 0 and not self.device.predicts_latency:
+            self._measure(artifact, reference.kernel_inputs)
+        raw = [np.load(path, mmap_mode="r") for path in ran.outputs]
         try:
-            with self._stage("run"):
-                ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
-            self.run_s += ran.run_s
-            with self._stage("check"):
-                raw = [np.load(path, mmap_mode="r") for path in ran.outputs]
-                try:
-                    outputs = self.task.task_outputs(raw, reference.output_arrays())
-                except OutputMismatch as error:
-                    raise _Ended(Finding(EvaluationOutcome.INCORRECT, "output_shape", str(error))) from error
-                verdict = self.check.compare(self.task, outputs, reference)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            outputs = self.task.task_outputs(raw, reference.layout())
+        except OutputMismatch as error:
+            raise _Ended(Finding(EvaluationOutcome.INCORRECT, "output_shape", str(error))) from error
+        return Attempt(outputs, reference)
+
+    def _judge(self, trial: Trial, attempt: Attempt, before: Attempt | None) -> None:
+        with self._stage("check"):
+            verdict = self.check.compare(self.task, attempt, before)
         self.trials.append({"seed": trial.seed, "distribution": trial.distribution, **verdict.details})
         if verdict.finding is not None:
             where = f"seed {trial.seed}, {trial.distribution} inputs: "

@@ -34,6 +34,7 @@ class EvaluationJob:
         check: ``published`` or ``strict``.
         seeds: Input seeds of the check; empty means the check's own.
         limits: Bounds of each stage.
+        precision: Least precise tier that the strict check accepts: ``fp32``, ``compensated`` or ``reduced``.
     """
 
     evaluation_id: str
@@ -43,6 +44,7 @@ class EvaluationJob:
     check: str
     seeds: tuple[int, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    precision: str = "fp32"
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,17 @@
-"""What a correctness check is to the evaluation, and the checks by name."""
+"""What a correctness check is to the evaluation, and the published one."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy.typing as npt
 
-from accelopt_ray.outcome import EvaluationOutcome, UserError
+from accelopt_ray.devices.protocol import Artifact
+from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.verify import published
-from accelopt_ray.verify.references import ReferenceSet
+from accelopt_ray.verify.references import ReferenceCache, ReferenceSet
 from nkibench.distributions import ORDINARY
 from nkibench.task import Task
 
@@ -33,10 +33,34 @@ class Finding:
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of inputs that a kernel has to get right."""
+    """One set of inputs that a kernel has to get right.
+
+    Attributes:
+        seed: Seed of the inputs.
+        distribution: Their distribution.
+        whole: Whether outputs are compared whole however large they are.
+        accuracy: Whether the comparison needs the reference's own accuracy.
+        compared_with: Index of an earlier trial whose outputs this one's are compared with as well.
+    """
 
     seed: int
     distribution: str = ORDINARY
+    whole: bool = True
+    accuracy: bool = False
+    compared_with: int | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What a kernel made of a trial.
+
+    Attributes:
+        outputs: Its outputs in the reference's layout; memory maps.
+        reference: The reference data of the trial.
+    """
+
+    outputs: Sequence[npt.NDArray[Any]]
+    reference: ReferenceSet
 
 
 @dataclass(frozen=True)
@@ -59,10 +83,10 @@ class Check(Protocol):
     def name(self) -> str:
         """Name as given to ``--check``."""
 
-    def inspect_source(self, source: str) -> Finding | None:
+    def inspect_source(self, source: str, entry: str) -> Finding | None:
         """Looks at the text, before anything runs."""
 
-    def inspect_program(self, precision_tier: str, stragglers: int) -> Finding | None:
+    def inspect_artifact(self, artifact: Artifact) -> Finding | None:
         """Looks at what compiling revealed."""
 
     def inspect_latency(
@@ -70,11 +94,17 @@ class Check(Protocol):
     ) -> Finding | None:
         """Looks at whether the latency can be true."""
 
-    def trials(self, task: Task, seeds: Sequence[int]) -> Sequence[Trial]:
-        """Lists the inputs to try, cheapest and most telling first."""
+    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache) -> Sequence[Trial]:
+        """Lists the inputs to try, most telling first."""
 
-    def compare(self, task: Task, outputs: Sequence[npt.NDArray[Any]], reference: ReferenceSet) -> Verdict:
-        """Judges the outputs of one trial, given in the reference's layout."""
+    def compare(self, task: Task, attempt: Attempt, before: Attempt | None) -> Verdict:
+        """Judges the outputs of one trial.
+
+        Args:
+            task: The task.
+            attempt: What the kernel made of the trial.
+            before: What it made of the trial that this one is compared with (:attr:`Trial.compared_with`).
+        """
 
 
 class PublishedCheck:
@@ -85,14 +115,14 @@ class PublishedCheck:
         """``published``."""
         return "published"
 
-    def inspect_source(self, source: str) -> Finding | None:
+    def inspect_source(self, source: str, entry: str) -> Finding | None:
         """Applies the published ban on half precision."""
         if published.banned_text(source):
             text = f"the source contains '{published.BANNED_TEXT}', which the published check does not allow"
             return Finding(EvaluationOutcome.INCORRECT, "float16_text", text)
         return None
 
-    def inspect_program(self, precision_tier: str, stragglers: int) -> Finding | None:
+    def inspect_artifact(self, artifact: Artifact) -> Finding | None:
         """Finds nothing: the published check does not look."""
         return None
 
@@ -102,28 +132,20 @@ class PublishedCheck:
         """Finds nothing: the published check does not look."""
         return None
 
-    def trials(self, task: Task, seeds: Sequence[int]) -> Sequence[Trial]:
+    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache) -> Sequence[Trial]:
         """The given seeds, or the five published ones."""
         return [Trial(seed) for seed in seeds or published.SEEDS]
 
-    def compare(self, task: Task, outputs: Sequence[npt.NDArray[Any]], reference: ReferenceSet) -> Verdict:
+    def compare(self, task: Task, attempt: Attempt, before: Attempt | None) -> Verdict:
         """Compares by relative L2 error."""
-        result = published.compare(outputs, reference.output_arrays(), task.tolerance, reference.output_norms)
+        expected = attempt.reference.outputs
+        result = published.compare(
+            attempt.outputs,
+            [output.values() for output in expected],
+            task.tolerance,
+            [output.norm for output in expected],
+        )
         details = {"relative_l2": max(result.relative_l2, default=float("nan"))}
         if result.passed:
             return Verdict(details=details)
         return Verdict(Finding(EvaluationOutcome.INCORRECT, "relative_l2", result.text), details)
-
-
-def get_check(name: str) -> Check:
-    """Returns the check of that name.
-
-    Raises:
-        UserError: There is none.
-    """
-    checks: dict[str, Check] = {"published": PublishedCheck()}
-    if name not in checks:
-        close = difflib.get_close_matches(name, list(checks), n=1)
-        hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(checks)}"
-        raise UserError(f"unknown check '{name}': {hint}")
-    return checks[name]

@@ -34,9 +34,7 @@ _NEEDED_PRODUCTS = frozenset({(_HIGH, _HIGH), (_HIGH, _LOW), (_LOW, _HIGH)})
 def precision_tier(program: Program) -> PrecisionTier:
     """Classifies a program by the types of all tiles that its instructions read or write."""
     touched = {
-        access.buffer
-        for _, instruction in program.walk()
-        for access in (*instruction.outputs, *_accesses(instruction))
+        access.buffer for _, instruction in program.walk() for access in (*instruction.outputs, *_accesses(instruction))
     }
     reduced = {buffer for buffer in touched if program.buffers[buffer].dtype in _REDUCED_TYPES}
     if not reduced:

@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 import shutil
 import tempfile
 import uuid
@@ -30,6 +31,7 @@ from accelopt_ray.devices.child import ChildEnd, ChildTask, run_child
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.outcome import UserError
 from accelopt_ray.verify import reference_worker
+from accelopt_ray.verify.accuracy import Accuracy
 from nkibench.distributions import ORDINARY
 from nkibench.reference import load_reference
 from nkibench.task import Task
@@ -42,6 +44,38 @@ _BUILD_LIMITS = Limits(timeout_s=1800.0, memory_bytes=64 << 30)
 
 
 @dataclass(frozen=True)
+class ReferenceOutput:
+    """One reference output.
+
+    Attributes:
+        path: ``.npy`` file with its values, or with the sampled rows of them.
+        shape: Its full shape.
+        dtype: Its NumPy type.
+        norm: L2 norm of what the file holds.
+        rows_path: ``.npy`` file with the indices of the sampled rows (all axes but the last, flattened); None when the
+            file holds everything.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+    norm: float
+    rows_path: Path | None = None
+
+    def values(self) -> npt.NDArray[Any]:
+        """Maps the values, of the full shape or ``(sampled rows, last axis)``."""
+        values: npt.NDArray[Any] = np.load(self.path, mmap_mode="r")
+        return values
+
+    def rows(self) -> npt.NDArray[Any] | None:
+        """Loads the indices of the sampled rows."""
+        if self.rows_path is None:
+            return None
+        rows: npt.NDArray[Any] = np.load(self.rows_path)
+        return rows
+
+
+@dataclass(frozen=True)
 class ReferenceSet:
     """One entry of the cache, valid while its ``use`` block is open.
 
@@ -49,23 +83,23 @@ class ReferenceSet:
         seed: Seed of the inputs.
         distribution: Name of the input distribution.
         kernel_inputs: Arguments of the kernel: ``.npy`` files and numbers.
-        outputs: Reference outputs as ``.npy`` files, in the reference's layout.
-        output_norms: Their L2 norms.
+        outputs: Reference outputs, in the reference's layout.
         finite: Whether every reference output is finite throughout; what is not finite proves nothing.
         reference_s: How long the reference took when the entry was built.
+        accuracy: The reference's own accuracy with such inputs.
     """
 
     seed: int
     distribution: str
     kernel_inputs: tuple[Union[Path, float, int], ...]
-    outputs: tuple[Path, ...]
-    output_norms: tuple[float, ...]
+    outputs: tuple[ReferenceOutput, ...]
     finite: bool
     reference_s: float
+    accuracy: Accuracy
 
-    def output_arrays(self) -> list[npt.NDArray[Any]]:
-        """Maps the reference outputs."""
-        return [np.load(path, mmap_mode="r") for path in self.outputs]
+    def layout(self) -> list[npt.NDArray[Any]]:
+        """Arrays with the shapes and types of the reference outputs, which take no memory and hold no values."""
+        return [np.broadcast_to(np.zeros((), output.dtype), output.shape) for output in self.outputs]
 
 
 class ReferenceCache:
@@ -82,13 +116,23 @@ class ReferenceCache:
         self.cap_bytes = cap_bytes
 
     @contextlib.contextmanager
-    def use(self, task: Task, seed: int, distribution: str = ORDINARY) -> Iterator[ReferenceSet]:
+    def use(
+        self, task: Task, seed: int, distribution: str = ORDINARY, whole: bool = True, accuracy: bool = False
+    ) -> Iterator[ReferenceSet]:
         """Provides an entry, built first if need be, and keeps it from being removed until the block ends.
+
+        Args:
+            task: The task.
+            seed: Seed of its inputs.
+            distribution: Distribution of its inputs.
+            whole: Whether outputs are wanted whole even if they are large; otherwise a sample of rows that is secret
+                to this machine.
+            accuracy: Whether the reference's own accuracy is wanted as well.
 
         Raises:
             UserError: The task's reference fails, or the cache folder cannot be written.
         """
-        key = _key(task, seed, distribution)
+        key = _key(task, seed, distribution, whole, accuracy)
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._locks / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -102,12 +146,26 @@ class ReferenceCache:
                 # which is why the loop looks again.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not (self._entry(key) / reference_worker.META_NAME).is_file():
-                    self._build(task, seed, distribution, key)
+                    self._build(task, seed, distribution, whole, accuracy, key)
                 fcntl.flock(lock, fcntl.LOCK_SH)
             os.utime(self._entry(key) / reference_worker.META_NAME)
             yield _read_entry(self._entry(key), seed, distribution)
         finally:
             os.close(lock)
+
+    def secret_seed(self, task: Task, purpose: str) -> int:
+        """Returns a seed that is always the same on this machine and that no kernel can know."""
+        path = self.folder / "secret"
+        if not path.exists():
+            unfinished = self.folder / f".secret-{uuid.uuid4().hex}"
+            unfinished.write_bytes(secrets.token_bytes(32))
+            unfinished.chmod(0o600)
+            # The first of several processes wins, and all use its secret.
+            with contextlib.suppress(FileExistsError):
+                os.link(unfinished, path)
+            unfinished.unlink()
+        text = f"{task.name} {sorted(task.parameters.items())} {purpose}".encode()
+        return int.from_bytes(hashlib.sha256(path.read_bytes() + text).digest()[:4], "big") >> 1
 
     def size_bytes(self) -> int:
         """Returns how much all entries take."""
@@ -120,7 +178,7 @@ class ReferenceCache:
     def _entry(self, key: str) -> Path:
         return self.folder / "references" / key
 
-    def _build(self, task: Task, seed: int, distribution: str, key: str) -> None:
+    def _build(self, task: Task, seed: int, distribution: str, whole: bool, accuracy: bool, key: str) -> None:
         entry = self._entry(key)
         entry.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-{uuid.uuid4().hex[:8]}-", dir=entry.parent))
@@ -130,6 +188,9 @@ class ReferenceCache:
                 "parameters": dict(task.parameters) if _takes_parameters(task) else {},
                 "seed": seed,
                 "distribution": distribution,
+                "whole": whole,
+                "accuracy": accuracy,
+                "sample_seed": self.secret_seed(task, "rows"),
                 "folder": str(unfinished),
             }
             result = run_child(
@@ -195,14 +256,23 @@ def _read_entry(folder: Path, seed: int, distribution: str) -> ReferenceSet:
         seed=seed,
         distribution=distribution,
         kernel_inputs=tuple(folder / value if isinstance(value, str) else value for value in meta["kernel_inputs"]),
-        outputs=tuple(folder / name for name in meta["outputs"]),
-        output_norms=tuple(float(value) for value in meta["output_norms"]),
+        outputs=tuple(
+            ReferenceOutput(
+                path=folder / output["file"],
+                shape=tuple(output["shape"]),
+                dtype=output["dtype"],
+                norm=float(output["norm"]),
+                rows_path=folder / output["rows"] if output["rows"] else None,
+            )
+            for output in meta["outputs"]
+        ),
         finite=bool(meta["finite"]),
         reference_s=float(meta["reference_s"]),
+        accuracy=Accuracy(**meta["accuracy"]),
     )
 
 
-def _key(task: Task, seed: int, distribution: str) -> str:
+def _key(task: Task, seed: int, distribution: str, whole: bool, accuracy: bool) -> str:
     identity = {
         "format": _FORMAT,
         "reference": hashlib.sha256(task.reference_path.read_bytes()).hexdigest(),
@@ -210,6 +280,8 @@ def _key(task: Task, seed: int, distribution: str) -> str:
         "parameters": sorted(task.parameters.items()),
         "seed": seed,
         "distribution": distribution,
+        "whole": whole,
+        "accuracy": accuracy,
         "numpy": np.__version__,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()

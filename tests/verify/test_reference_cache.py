@@ -43,12 +43,12 @@ def test_an_entry_holds_what_the_task_computes(task, cache):
     inputs = task.inputs(21)
     expected = task.forward(inputs)
     with cache.use(task, 21) as entry:
-        arrays = entry.output_arrays()
+        arrays = [output.values() for output in entry.outputs]
         kernel_inputs = [np.load(path) for path in entry.kernel_inputs]
-        norms = entry.output_norms
+        norms = [output.norm for output in entry.outputs]
         assert entry.finite
-    assert all(np.array_equal(a, b) for a, b in zip(arrays, expected))
-    assert all(np.array_equal(a, b) for a, b in zip(kernel_inputs, task.kernel_inputs(inputs)))
+    assert all(np.array_equal(a, b) for a, b in zip(arrays, expected, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(kernel_inputs, task.kernel_inputs(inputs), strict=True))
     assert norms == pytest.approx([np.linalg.norm(output.astype(np.float64)) for output in expected])
 
 
@@ -72,11 +72,13 @@ def test_a_changed_reference_is_another_entry(task, cache, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(task.folder, folder)
     with cache.use(load_task(folder, SHAPE), 0) as entry:
-        before = np.array(entry.output_arrays()[0])
+        before = np.array(entry.outputs[0].values())
     path = folder / "reference.py"
-    path.write_text(path.read_text().replace("def forward(", "def old_forward(") + "\ndef forward(x):\n    return x * 2\n")
+    path.write_text(
+        path.read_text().replace("def forward(", "def old_forward(") + "\ndef forward(x):\n    return x * 2\n"
+    )
     with cache.use(load_task(folder, SHAPE), 0) as entry:
-        assert not np.array_equal(entry.output_arrays()[0], before)
+        assert not np.array_equal(entry.outputs[0].values(), before)
 
 
 def test_concurrent_users_build_an_entry_once(task, cache, monkeypatch):
@@ -85,7 +87,7 @@ def test_concurrent_users_build_an_entry_once(task, cache, monkeypatch):
 
     def use() -> None:
         with ReferenceCache(cache.folder).use(task, 5) as entry:
-            seen.append(float(entry.output_arrays()[0].sum()))
+            seen.append(float(entry.outputs[0].values().sum()))
 
     threads = [threading.Thread(target=use) for _ in range(6)]
     for thread in threads:
@@ -106,9 +108,9 @@ def test_the_least_recently_used_entries_go_first_and_none_in_use(task, cache):
         with small.use(task, 3):
             pass  # seed 1 would be next, but it is in use
         assert small.size_bytes() <= small.cap_bytes
-        assert held.outputs[0].exists()
+        assert held.outputs[0].path.exists()
     names = {path.parent for path in (cache.folder / "references").glob("*/meta.json")}
-    assert held.outputs[0].parent in names and len(names) == 2
+    assert held.outputs[0].path.parent in names and len(names) == 2
 
 
 def test_a_reference_that_fails_is_the_users_mistake_in_one_line(task, cache, tmp_path):

@@ -1,0 +1,71 @@
+"""How accurate a task's fp32 reference is itself, which bounds what may be asked of a kernel.
+
+The reference is computed twice at a small shape, in fp32 and in double precision. The differences tell how much of an
+error is the arithmetic's own, beyond what is relative to the element: nothing for a softmax, a part of the row's
+size for a matrix product, whose sums cancel. A strict check allows a multiple of that and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Elements smaller than this are next to fp32's smallest normal number and have no relative accuracy.
+TINY = 1e-34
+_RELATIVE_PART = 1e-4
+# Elements at least this large in their row show the relative error of the arithmetic, not that of cancellation.
+_LARGE_IN_ROW = 0.1
+_MIN_ERROR = 2.0**-23
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Errors of an fp32 reference against double precision.
+
+    Attributes:
+        l2: Relative L2 error over an output.
+        row_l2: Largest relative L2 error of a row (all elements along the last axis).
+        element: Largest relative error of an element that is not small in its row.
+        element_of_row: Largest part of an element's error beyond 1e-4 of itself, relative to the root mean square of
+            its row.
+    """
+
+    l2: float = _MIN_ERROR
+    row_l2: float = _MIN_ERROR
+    element: float = 1e-6
+    element_of_row: float = 2e-6
+
+    @staticmethod
+    def of(outputs: Sequence[npt.NDArray[Any]], exact: Sequence[npt.NDArray[Any]]) -> Accuracy:
+        """Compares fp32 outputs with the same in double precision; the worst output counts."""
+        worst = [0.0, 0.0, 0.0, 0.0]
+        for output, wanted in zip(outputs, exact, strict=True):
+            expected = as_rows(wanted.astype(np.float64))
+            error = np.abs(as_rows(output.astype(np.float64)) - expected)
+            size = np.abs(expected)
+            row_error, row_size = np.linalg.norm(error, axis=1), np.linalg.norm(expected, axis=1)
+            row_rms = row_size / np.sqrt(expected.shape[1])
+            large = size >= np.maximum(_LARGE_IN_ROW * row_rms, TINY)[:, None]
+            beyond = np.maximum(error - _RELATIVE_PART * size, 0.0)
+            measured = (
+                float(np.linalg.norm(row_error) / max(float(np.linalg.norm(row_size)), TINY)),
+                float(np.max(row_error / np.maximum(row_size, TINY))),
+                float(np.max(np.where(large, error, 0.0) / np.maximum(size, TINY))),
+                float(np.max(beyond / np.maximum(row_rms, TINY)[:, None])),
+            )
+            worst = [max(pair) for pair in zip(worst, measured, strict=True)]
+        return Accuracy(
+            l2=max(worst[0], _MIN_ERROR),
+            row_l2=max(worst[1], _MIN_ERROR),
+            element=max(worst[2], _MIN_ERROR),
+            element_of_row=worst[3],
+        )
+
+
+def as_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Views an array as (rows, last axis)."""
+    return array.reshape(-1, array.shape[-1]) if array.ndim else array.reshape(1, 1)
