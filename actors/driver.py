@@ -8,19 +8,26 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.config import ROLES, RunConfig
 from accelopt_ray.devices.registry import get_device
+from accelopt_ray.evaluation.records import TaskRef
 from accelopt_ray.tally import Tally, best_kernel_file
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
 from actors.pool import ProfilerPool
 from actors.services import RayServices, Rows
 from nkibench.task import load_task
+
+if TYPE_CHECKING:
+    from accelopt_ray.search.loop import SearchResult
+
+_LOG = logging.getLogger("accelopt_ray.driver")
 
 _TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "evaluations": (
@@ -42,6 +49,21 @@ _TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "iterations": ("iteration", "beam_candidate_ids"),
 }
 """Tables that watchers hear of, and the columns that are worth sending; the texts stay in the trajectory."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended.
+
+    Attributes:
+        tally: Where it stands.
+        status: As :class:`~accelopt_ray.search.loop.SearchStatus` has it.
+        reason: One sentence where the status does not say it all.
+    """
+
+    tally: Tally
+    status: str
+    reason: str
 
 
 class SearchDriver:
@@ -66,21 +88,24 @@ class SearchDriver:
         self._events = EventLog()
         self._tally = Tally()
         self._task = load_task(config.task, config.shape)
-        self._search: asyncio.Task[None] | None = None
+        self._search: asyncio.Task[SearchResult] | None = None
         self._write_log(config.output / "logs")
 
-    async def run(self) -> Tally:
-        """Runs the search to its end and returns where it stands then.
+    async def run(self) -> Outcome:
+        """Runs the search to its end.
 
         Raises:
             UserError: Something that could not be known before proved wrong in the user's set-up.
         """
         self._search = asyncio.get_running_loop().create_task(self._run())
         try:
-            await self._search
+            result = await self._search
+        except Exception:
+            _LOG.exception("the run failed")
+            raise
         finally:
             await self._close()
-        return self._tally
+        return Outcome(self._tally, str(result.status), result.reason)
 
     async def events(self, position: int, wait_s: float) -> list[Event]:
         """Returns the events from a position on; waits a while for the first of them."""
@@ -95,22 +120,30 @@ class SearchDriver:
         await self._close()
         return self._tally
 
-    async def _run(self) -> None:
+    async def _run(self) -> SearchResult:
         # Imported where the actor lives: the process that starts it needs none of this and is waited for.
-        from accelopt_ray.rewrite.server import start_background
-        from accelopt_ray.search.loop import run_search
 
         from accelopt_ray.agents.client import ModelClient
+        from accelopt_ray.search.loop import run_search
 
         roles = {role: [each.model_endpoint() for each in self._config.endpoints(role)] for role in ROLES}
         if not self._config.models:
+            from accelopt_ray.rewrite.server import start_background
+
             server = start_background()
             roles = {"default": [ModelEndpoint(server.base_url, server.model, api_key_env="", max_in_flight=16)]}
         client = ModelClient(roles)
-        services = RayServices(client, self._pool, self._recorder, self._recorded, self._events)
+        services = RayServices(
+            client, self._pool, self._recorder, self._recorded, self._events, self._config.evaluation.limits()
+        )
         try:
             await asyncio.gather(self._pool.start(), self._record_run(roles))
-            await run_search(self._config.search_settings(), self._task, services)
+            return await run_search(
+                self._config.search_settings(),
+                self._task,
+                services,
+                task_ref=TaskRef(self._task.location, tuple(self._config.shape.items())),
+            )
         finally:
             await client.close()
 

@@ -15,7 +15,7 @@ from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
 from accelopt_ray.tally import Tally
 from actors.cluster import Cluster
-from actors.driver import SearchDriver
+from actors.driver import Outcome, SearchDriver
 from actors.events import Event
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
 from actors.recorder import Recorder
@@ -55,22 +55,22 @@ class Run:
             position += len(events)
             yield events
 
-    def result(self) -> Tally:
-        """Waits for the end and returns where the run stands then.
+    def result(self) -> Outcome:
+        """Waits for the end and returns how the run ended.
 
         Raises:
             UserError: The user's set-up proved wrong.
             RunFailedError: Anything else that ended the run.
         """
         try:
-            tally: Tally = ray.get(self.finished)
+            outcome: Outcome = ray.get(self.finished)
         except RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from None
-            raise RunFailedError(str(error)) from None
+            raise RunFailedError(f"{type(error.cause).__name__}: {error.cause}") from None
         except RayActorError as error:
             raise RunFailedError(f"the driver of the run died: {error}") from None
-        return tally
+        return outcome
 
     def stop(self) -> Tally | None:
         """Ends the run early; returns where it stands, or None if its driver does not answer in time."""

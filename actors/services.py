@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.search.services import ModelCall, ModelReply
 from actors.events import Event, EventLog
@@ -32,6 +33,7 @@ class RayServices:
         recorder: Any,
         recorded: Callable[[str, Rows], None],
         events: EventLog,
+        limits: Limits,
     ) -> None:
         """Joins what the driver has started.
 
@@ -41,12 +43,14 @@ class RayServices:
             recorder: Handle of the :class:`~actors.recorder.Recorder` actor.
             recorded: Told of every row once it is accepted, with the name of its table.
             events: Where the search's own events go.
+            limits: Bounds of each stage of each evaluation.
         """
         self._client = client
         self._pool = pool
         self._recorder = recorder
         self._recorded = recorded
         self._events = events
+        self._limits = limits
 
     async def complete(self, call: ModelCall) -> ModelReply:
         """Asks the model and returns the reply once its row is on disk."""
@@ -63,7 +67,7 @@ class RayServices:
         Raises:
             UserError: The task or its reference proved defective.
         """
-        return await self._pool.evaluate(job)
+        return await self._pool.evaluate(replace(job, limits=self._limits))
 
     async def record(self, table: str, rows: Rows) -> None:
         """Hands rows to the recorder."""

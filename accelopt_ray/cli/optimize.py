@@ -19,7 +19,7 @@ from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
     from accelopt_ray.config import RunConfig
-    from accelopt_ray.tally import Tally
+    from actors.driver import Outcome
     from nkibench.task import Task
 
 OFFLINE_SIZES = {"iterations": 3, "beam_width": 2, "plans_per_candidate": 3, "attempts_per_plan": 1}
@@ -91,8 +91,10 @@ def optimize(
     run_config = resolved.model_copy(update={"task": found.location, "output": resolved.output.absolute()})
     _check_device_and_models(run_config)
     with _claimed(run_config.output), _terminated_like_interrupted():
-        tally = _run(run_config, found, run_id)
-    raise typer.Exit(_conclude(run_config, found, tally, diff))
+        outcome = _run(run_config, found, run_id)
+    if outcome is None:
+        raise typer.Exit(1)
+    raise typer.Exit(_conclude(run_config, found, outcome, diff))
 
 
 def _new_run_id(task: str | None) -> str:
@@ -178,8 +180,11 @@ def _terminated_like_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _run(config: RunConfig, task: Task, run_id: str) -> Tally:
+def _run(config: RunConfig, task: Task, run_id: str) -> Outcome | None:
     """Runs the search and shows it.
+
+    Returns:
+        How it ended, or None if it failed by a fault that is not the user's, which has been told.
 
     Raises:
         UserError: Something proved wrong in the user's set-up.
@@ -194,7 +199,7 @@ def _run(config: RunConfig, task: Task, run_id: str) -> Tally:
             f"K={settings.attempts_per_plan}, preset {settings.preset}, run {run_id}"
         )
         from actors.cluster import connected
-        from actors.run import start_run
+        from actors.run import RunFailedError, start_run
 
         with connected(config.slots) as cluster:
             run = start_run(config, run_id, cluster)
@@ -204,6 +209,10 @@ def _run(config: RunConfig, task: Task, run_id: str) -> Tally:
                     for event in events:
                         progress.event(event.name, event.values)
                 return run.result()
+            except RunFailedError as error:
+                first_line = str(error).strip().splitlines()[0]
+                progress.say(f"the run failed: {first_line}; see {config.output / 'logs' / 'driver.log'}")
+                return None
             except KeyboardInterrupt:
                 progress.say("stopping")
                 run.stop()
@@ -211,16 +220,19 @@ def _run(config: RunConfig, task: Task, run_id: str) -> Tally:
                 raise
 
 
-def _conclude(config: RunConfig, task: Task, tally: Tally, diff: bool) -> int:
+def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> int:
     """Prints what the run came to and returns the exit code."""
     best_path = config.output / "best" / f"{task.name}.py"
     trajectory = config.output / "trajectory"
+    tally = outcome.tally
     baseline, best = tally.baseline, tally.best
     print()
     if baseline is None or best is None or tally.speedup is None:
-        print(f"no result: the baseline of {task.name} did not pass; see {trajectory}")
+        print(f"no result: {outcome.reason or outcome.status}; see {trajectory}")
         return 1
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.outcomes.most_common())
+    if outcome.status != "completed":
+        print(f"ended early: {outcome.reason or outcome.status}")
     print(f"task        {task.name} ({task.shape_text})")
     print(f"baseline    {describe(baseline)}")
     print(f"best        {describe(best)}")
@@ -235,4 +247,4 @@ def _conclude(config: RunConfig, task: Task, tally: Tally, diff: bool) -> int:
             tally.baseline_source.splitlines(), tally.best_source.splitlines(), "baseline", "best", lineterm=""
         )
         print("\n".join(lines))
-    return 0
+    return 1 if outcome.status == "no_model_reply" else 0
