@@ -100,6 +100,7 @@ def _product(site: Site, stationary: Tile, moving: Tile, out: Tile, sweep: tuple
     right = _matrices(site, moving, plan.moving_shape, plan.moving_strides)
     steps = plan.steps
     indices = site.memory.indices
+    multiply = site.plan.workers.matmul
     is_plain = out.dtype == "float32" and suits_blas(plan.out_shape, plan.out_strides)
     target = site.memory.strided(out, plan.out_shape, plan.out_strides)
     scratch = site.memory.scratch(plan.out_shape) if not is_plain or sweep is None or sweep or len(steps) > 1 else None
@@ -112,17 +113,17 @@ def _product(site: Site, stationary: Tile, moving: Tile, out: Tile, sweep: tuple
             assert scratch is not None
             total = None if replaces else result.astype(np.float32)
             for left_offset, right_offset in steps:
-                np.matmul(left(left_offset), right(right_offset), out=scratch)
+                multiply(left(left_offset), right(right_offset), scratch)
                 total = scratch.copy() if total is None else total + scratch
             assert total is not None
             write(total)
             return
         for left_offset, right_offset in steps:
             if replaces and is_plain:
-                np.matmul(left(left_offset), right(right_offset), out=result)
+                multiply(left(left_offset), right(right_offset), result)
             else:
                 assert scratch is not None
-                np.matmul(left(left_offset), right(right_offset), out=scratch)
+                multiply(left(left_offset), right(right_offset), scratch)
                 if replaces:
                     np.copyto(result, scratch)
                 else:
