@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim import dtypes, serialize
+from accelopt_ray.nki_sim.builder import KERNEL_FILENAME
 from accelopt_ray.nki_sim.cost import predict
 from accelopt_ray.nki_sim.errors import KernelError
 from accelopt_ray.nki_sim.numerics import NumericsError, run_program
@@ -32,7 +33,6 @@ from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.verify.precision import precision_tier
 
 _LENGTH = struct.Struct("!I")
-_KERNEL_FILE = "<kernel>"
 _PROGRAM_ERRORS = (KernelError, NumericsError, serialize.ProgramFormatError)
 
 
@@ -69,9 +69,6 @@ def compile_kernel(argument: bytes) -> bytes:
         return pack(_failure(error))
     except MemoryError:
         raise
-    except SystemExit as error:
-        message = f"the kernel ended the process: SystemExit({error.code!r})"
-        return pack({"outcome": EvaluationOutcome.CRASHED, "message": message})
     except BaseException as error:  # a kernel may raise anything; it is always the kernel's failure
         return pack({"outcome": EvaluationOutcome.COMPILE_ERROR, "message": _last_lines(error)})
     return pack({}, serialize.dumps(program))
@@ -152,6 +149,6 @@ def _failure(error: KernelError | NumericsError | serialize.ProgramFormatError) 
 
 def _last_lines(error: BaseException) -> str:
     """The kernel's own frames and the error, as a developer would see them; not the harness's frames above."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == _KERNEL_FILE]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == KERNEL_FILENAME]
     lines = traceback.format_list(frames[-3:]) + traceback.format_exception_only(type(error), error)
     return "".join(lines)[-4000:]
