@@ -20,7 +20,7 @@ from accelopt_ray.rewrite.calls import (
 )
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Argument, Buffer, Dim, Loop, Number, Op, Opaque, Ref, Space
-from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read
+from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read, substitute
 from accelopt_ray.rewrite.values import Names, whole
 
 _ALLOCATIONS = frozenset({"nl.ndarray", "nl.zeros", "nl.full", "nl.ones", "nl.empty_like", "nl.zeros_like"})
@@ -48,6 +48,7 @@ class Kernel:
         self.loops: list[Loop] = []
         self.understood = True
         self.statics: list[tuple[list[ast.stmt], ast.Assign]] = []
+        self._flattened: list[tuple[list[ast.stmt], ast.Assign, str]] = []
         self._taken = {node.id for node in ast.walk(tree.module) if isinstance(node, ast.Name)}
         self._taken |= {argument.arg for argument in tree.entry.args.args}
         self._positions = itertools.count()
@@ -68,8 +69,21 @@ class Kernel:
             raise KernelSyntaxError("the kernel is nested too deeply to analyse") from error
 
     def source(self) -> str:
-        """Prints the kernel."""
+        """Prints the kernel; operations that were only taken out of their operands for the analysis go back."""
+        for block, assignment, name in reversed(self._flattened):
+            self._nest_again(block, assignment, name)
         return self.tree.source()
+
+    def _nest_again(self, block: list[ast.stmt], assignment: ast.Assign, name: str) -> None:
+        place = next((number for number, item in enumerate(block) if item is assignment), None)
+        mentions = [n for n in ast.walk(self.tree.entry) if isinstance(n, ast.Name) and n.id == name]
+        if place is None or place + 1 >= len(block) or len(mentions) != 2:
+            return
+        following = block[place + 1]
+        if isinstance(following, (ast.For, ast.If)) or not any(n in mentions for n in ast.walk(following)):
+            return
+        substitute(following, {name: assignment.value})
+        del block[place]
 
     def fresh(self, stem: str) -> str:
         """Returns a name that the kernel does not use, and reserves it."""
@@ -433,6 +447,7 @@ class Kernel:
             assignment = ast.Assign([ast.Name(name, ast.Store())], operand)
             ast.fix_missing_locations(ast.copy_location(assignment, statement))
             block.insert(_index_of(block, statement), assignment)
+            self._flattened.append((block, assignment, name))
             self._assign(assignment, assignment.targets[0], block, loops)
             replacement = ast.Name(name, ast.Load())
             if number is None:
