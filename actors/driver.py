@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import json
 import logging
 import platform
@@ -17,6 +18,7 @@ from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.config import ROLES, RunConfig
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.records import TaskRef
+from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.tally import Tally, best_kernel_file
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
@@ -64,6 +66,34 @@ class Outcome:
     tally: Tally
     status: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The way to the models.
+
+    Attributes:
+        client: A :class:`~accelopt_ray.agents.client.ModelClient`.
+        roles: Endpoints by role.
+        server: The offline rewriter, where it is the model and this run's own.
+    """
+
+    client: Any
+    roles: Mapping[str, Sequence[ModelEndpoint]]
+    server: Any
+
+
+class LateClient:
+    """Answers calls once the connection is made."""
+
+    def __init__(self, connecting: asyncio.Task[Connection]) -> None:
+        self._connecting = connecting
+
+    async def complete(self, call: ModelCall) -> ModelReply:
+        """As :meth:`ModelClient.complete`."""
+        connection = await asyncio.shield(self._connecting)
+        reply: ModelReply = await connection.client.complete(call)
+        return reply
 
 
 class SearchDriver:
@@ -121,42 +151,59 @@ class SearchDriver:
         return self._tally
 
     async def _run(self) -> SearchResult:
-        # Imported where the actor lives: the process that starts it needs none of this and is waited for.
-
-        from accelopt_ray.agents.client import ModelClient
         from accelopt_ray.search.loop import run_search
 
-        roles = {role: [each.model_endpoint() for each in self._config.endpoints(role)] for role in ROLES}
-        if not self._config.models:
-            from accelopt_ray.rewrite.server import start_background
-
-            server = start_background()
-            roles = {"default": [ModelEndpoint(server.base_url, server.model, api_key_env="", max_in_flight=16)]}
-        client = ModelClient(roles)
-        services = RayServices(
-            client, self._pool, self._recorder, self._recorded, self._events, self._config.evaluation.limits()
-        )
+        # Connecting takes about as long as the baseline's evaluation, which needs no model.
+        connecting = asyncio.get_running_loop().create_task(self._connect())
+        limits = self._config.evaluation.limits()
+        services = RayServices(LateClient(connecting), self._pool, self._recorder, self._recorded, self._events, limits)
+        described = asyncio.get_running_loop().create_task(self._record_run(connecting))
         try:
-            await asyncio.gather(self._pool.start(), self._record_run(roles))
-            return await run_search(
+            await self._pool.start()
+            result = await run_search(
                 self._config.search_settings(),
                 self._task,
                 services,
                 task_ref=TaskRef(self._task.location, tuple(self._config.shape.items())),
             )
+            await described
         finally:
-            await client.close()
+            described.cancel()
+            connecting.cancel()
+            await asyncio.gather(described, connecting, return_exceptions=True)
+            await self._disconnect(connecting)
+        return result
 
-    async def _record_run(self, roles: Mapping[str, Sequence[ModelEndpoint]]) -> None:
+    async def _connect(self) -> Connection:
+        """Makes the client; without configured models, starts the offline rewriter for it."""
+        # Imported in a thread, here where the actor lives: over a second in which actors and baseline get on.
+        client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
+        server = None
+        roles = {role: [each.model_endpoint() for each in self._config.endpoints(role)] for role in ROLES}
+        if not self._config.models:
+            rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
+            server = await asyncio.to_thread(rewriter.start_background)
+            roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
+        return Connection(client_module.ModelClient(roles), roles, server)
+
+    async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
+        if connecting.cancelled() or connecting.exception() is not None:
+            return
+        connection = connecting.result()
+        await connection.client.close()
+        if connection.server is not None:
+            await asyncio.to_thread(connection.server.stop)
+
+    async def _record_run(self, connecting: asyncio.Task[Connection]) -> None:
+        roles = (await asyncio.shield(connecting)).roles
         device = get_device(self._config.device)
         machine = {"python": platform.python_version(), "platform": platform.platform(), "host": platform.node()}
-        models = {role: ", ".join(endpoint.model for endpoint in endpoints) for role, endpoints in roles.items()}
         row = {
             "created_at": datetime.now(timezone.utc),
             "preset": self._config.preset,
             "seed": self._config.seed,
             "device": self._config.device,
-            "models": models,
+            "models": {role: ", ".join(each.model for each in endpoints) for role, endpoints in roles.items()},
             "config_json": self._config.to_json(),
             "config_sha256": self._config.sha256(),
             "code_version": code_version(),
