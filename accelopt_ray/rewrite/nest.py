@@ -148,7 +148,7 @@ def _check_reduction(nest: Nest, leaf: Leaf, needed: set[Loop]) -> None:
             raise NotReorderable("a reduction runs over a loop its operand does not depend on")
         return
     inside = set(leaf.loops) - set(dest.buffer.loops)
-    if leaf.op.kind == "update" or not inside <= needed:
+    if (leaf.op.kind == "update" and leaf.op.attrs.get("op") != "add") or not inside <= needed:
         raise NotReorderable("an accumulation runs over a loop its operands do not depend on")
 
 

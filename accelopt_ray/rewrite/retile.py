@@ -68,7 +68,10 @@ def read_region(kernel: Kernel, ops: Sequence[Op], scope: Loop | None, kinds: fr
         if "[None" in op.mask or any(loop.kind == "if" for loop in op.loops):
             raise NotReorderable("a mask or condition depends on the column")
         named = [(name, value) for name, value in op.args.items() if isinstance(value, Ref)]
-        for name, ref in [*named, *([("dest", op.dest)] if op.dest is not None else [])]:
+        operands = [*named, *([("dest", op.dest)] if op.dest is not None else [])]
+        if operands and all(ref.shape is not None and _is_column(ref) for _, ref in operands):
+            continue
+        for name, ref in operands:
             if ref.shape is None or len(ref.shape) != 2 or ref.dims is None:
                 raise NotReorderable(f"{ref.text} is not a two-dimensional tile")
             if ref.buffer.space is Space.PSUM:
@@ -98,6 +101,10 @@ def read_region(kernel: Kernel, ops: Sequence[Op], scope: Loop | None, kinds: fr
             continue
         region.inner.append(buffer)
     return region
+
+
+def _is_column(ref: Ref) -> bool:
+    return ref.shape is not None and all(extent == ONE for extent in ref.shape[1:])
 
 
 def rewrite_dims(kernel: Kernel, op: Op, name: str, ref: Ref, changed: dict[int, Dim], dropped: frozenset[int]) -> None:

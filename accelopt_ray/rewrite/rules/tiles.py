@@ -18,7 +18,7 @@ from accelopt_ray.rewrite.retile import (
     rewrite_dims,
     widen_op_shapes,
 )
-from accelopt_ray.rewrite.rule import Resource, Rule, Site, remove, tidy
+from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 from accelopt_ray.rewrite.syntax import expression, statement
 
 _BUDGET_BYTES = 140 * 1024
@@ -313,7 +313,10 @@ class IndependentLoop(Rule):
             name = loop.node.target.id
             counter = kernel.fresh("tile")
             loop.node.target = ast.Name(counter, ast.Store())
-            loop.node.iter = expression(f"{nl}.affine_range(({stop} + {step} - 1) // {step})")
+            masked = any(op.mask for op in kernel.ops if loop in op.loops)
+            total = f"({stop} + {step} - 1)" if masked else stop if stop.isidentifier() else f"({stop})"
+            # Without a mask every tile is full, so the step divides the range.
+            loop.node.iter = expression(f"{nl}.affine_range({total} // {step})")
             loop.node.body.insert(0, statement(f"{name} = {counter} * {step}"))
         else:
             loop.node.iter = expression(f"{nl}.affine_range({ast.unparse(call.args[0])})")
@@ -335,6 +338,4 @@ def _strides_apart(dim: Dim, loop: Loop, step: Poly) -> bool:
     return distance.value is not None and length.value is not None and abs(distance.value) >= length.value
 
 
-RULES = (MergePieces(), WidenTiles(), IndependentLoop())
-
-__all__ = ["RULES", "remove"]
+RULES = (IndependentLoop(), MergePieces(), WidenTiles())
