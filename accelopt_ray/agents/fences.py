@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 _FENCE = re.compile(r"^(?P<prefix>[ \t]*(?:>[ \t]?)*[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)$")
-_CLOSE_AFTER_CODE = re.compile(r"^(?P<code>.*[^`\s].*?)(?P<mark>`{3,})[ \t]*$")
 # A first word that can only be code: fence and code share a line, and the word must not be lost as a language tag.
 _CODE_START = re.compile(r"(?:import|from|def|async|class|@)\b|@\w|#")
 
@@ -98,9 +97,11 @@ def _fences(lines: list[str]) -> Iterator[_Fence]:
                 continue
             yield _Fence(number, match["prefix"], mark[0], len(mark), info)
             continue
-        match = _CLOSE_AFTER_CODE.match(line)
-        if match is not None:
-            yield _Fence(number, "", "`", len(match["mark"]), "", match["code"])
+        # A fence that shares its line with the code before it. No pattern: on long lines it would backtrack for seconds.
+        stripped = line.rstrip(" \t")
+        code = stripped.rstrip("`")
+        if len(stripped) - len(code) >= 3 and code.strip("` \t"):
+            yield _Fence(number, "", "`", len(stripped) - len(code), "", code)
 
 
 def _block(lines: list[str], opening: _Fence, end: int, code_before_close: str | None, *, closed: bool) -> Block:
