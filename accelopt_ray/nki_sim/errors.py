@@ -201,6 +201,14 @@ def dynamic_control_flow() -> KernelError:
     )
 
 
+def while_loop_entry() -> KernelError:
+    return compile_error(
+        "Traditional while loops are not supported in NKI. Use the do-while pattern instead: start with "
+        "'cond = scalar(True)'.",
+        "while_loop_requires_unconditional_entry",
+    )
+
+
 def ambiguous_truth_value() -> KernelError:
     return compile_error(
         "The truth value of a tensor with more than one element is ambiguous.", "ambiguous_tensor_truth_value"

@@ -98,7 +98,6 @@ def nc_matmul(
     tile_position: Any = (),
     tile_size: Any = (),
     mask: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """``stationary.T @ moving`` on the tensor engine into PSUM."""
     attributes = {
@@ -117,7 +116,7 @@ _FLOATS = ("float32", "tfloat32", "bfloat16", "float16", "float8_e4m3", "float8_
 
 
 def nc_transpose(
-    data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = Engine.ANY, **_hints: Any
+    data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = Engine.ANY,
 ) -> Tensor:
     """Exchanges partition and free axis: 128 x 128 on the tensor engine, 32 x 32 on the vector engine."""
     tile = require_tile(data, "data", "nc_transpose")
@@ -164,7 +163,6 @@ def activation(
     reduce_cmd: Any = "idle",
     mask: Any = None,
     dtype: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """``op(data * scale + bias)`` on the scalar engine, with an optional sum along the free axes."""
     name = operators.require_op(op, operators.ACTIVATION_OPS, "activation")
@@ -197,7 +195,6 @@ def activation_reduce(
     scale: Any = 1.0,
     mask: Any = None,
     dtype: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """As :func:`activation`, with the reduction's result in ``reduce_res``."""
     name = operators.require_op(op, operators.ACTIVATION_OPS, "activation_reduce")
@@ -214,7 +211,7 @@ def activation_reduce(
 
 
 def tensor_tensor(
-    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = Engine.ANY, **_hints: Any
+    data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = Engine.ANY,
 ) -> Tensor:
     """``op`` of two tiles of one shape."""
     name = operators.require_op(op, operators.ALU_OPS, "tensor_tensor")
@@ -271,7 +268,6 @@ def tensor_scalar(
     dtype: Any = None,
     mask: Any = None,
     engine: Any = Engine.ANY,
-    **_hints: Any,
 ) -> Tensor:
     """One or two operations with a number or a vector of one value per partition."""
     tile = require_tile(data, "data", "tensor_scalar")
@@ -295,7 +291,6 @@ def tensor_scalar_reduce(
     reverse0: Any = False,
     dtype: Any = None,
     mask: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """:func:`tensor_scalar` with a reduction of its result along the free axes."""
     tile = require_tile(data, "data", "tensor_scalar_reduce")
@@ -329,7 +324,6 @@ def scalar_tensor_tensor(
     reverse1: Any = False,
     dtype: Any = None,
     mask: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """``(data op0 operand0) op1 operand1`` with a number or vector, then a tile."""
     api = "scalar_tensor_tensor"
@@ -365,7 +359,6 @@ def tensor_reduce(
     dtype: Any = None,
     negate: bool = False,
     keepdims: bool = False,
-    **_hints: Any,
 ) -> Tensor:
     """Reduces the last free axes."""
     name = operators.require_op(op, operators.REDUCE_OPS, "tensor_reduce")
@@ -381,7 +374,7 @@ def tensor_reduce(
     )
 
 
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Reduces the partition axis on the GpSimd engine."""
     api = "tensor_partition_reduce"
     name = operators.require_op(op, operators.REDUCE_OPS, api)
@@ -414,7 +407,6 @@ def tensor_tensor_scan(
     *,
     dtype: Any = None,
     mask: Any = None,
-    **_hints: Any,
 ) -> Tensor:
     """``out[t] = (out[t-1] op0 data0[t]) op1 data1[t]`` along the free axis."""
     api = "tensor_tensor_scan"
@@ -444,13 +436,13 @@ def tensor_tensor_scan(
     return lowering.fresh(out, record, explicit)
 
 
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, **_hints: Any) -> Tensor:
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     """1 / data on the vector engine."""
     return lowering.reciprocal(require_tile(data, "data", "reciprocal"), api="reciprocal", dtype=dtype, mask=mask)
 
 
 def tensor_copy(
-    src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = Engine.ANY, **_hints: Any
+    src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = Engine.ANY,
 ) -> Tensor:
     """A copy on chip."""
     chosen = _engine(engine, _ELEMENTWISE, "tensor_copy")
@@ -486,7 +478,7 @@ def tensor_copy_predicated(
 
 
 def memset(
-    shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = Engine.ANY, **_hints: Any
+    shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = Engine.ANY,
 ) -> Tensor:
     """A tile of one value."""
     sizes, _ = language._resolve_shape(shape)
@@ -506,7 +498,7 @@ def memset(
     return lowering.fresh(out, record, True)
 
 
-def iota(expr: Any, dtype: Any, *, mask: Any = None, **_hints: Any) -> Tensor:
+def iota(expr: Any, dtype: Any, *, mask: Any = None) -> Tensor:
     """A tile with the values of an index expression."""
     index = as_index(expr)
     if index is None:
@@ -522,7 +514,7 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None, **_hints: Any) -> Tensor:
 
 
 def affine_select(
-    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any
+    pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None,
 ) -> Tensor:
     """The tile where an affine condition over its axes holds, else a number."""
     tile = require_tile(on_true_tile, "on_true_tile", "affine_select")
@@ -623,7 +615,7 @@ def range_select(
     return lowering.fresh(out, record, explicit)
 
 
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Count, mean and variance of even and odd elements: six values per partition."""
     tile = require_tile(data, "data", "bn_stats")
     if prod(tile.shape[1:]) > 512:
@@ -631,7 +623,7 @@ def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -
     return _per_partition(Opcode.BN_STATS, Engine.VECTOR, tile, (tile.shape[0], 6), dtype, mask, "bn_stats")
 
 
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Mean and variance from the results of :func:`bn_stats`."""
     tile = require_tile(data, "data", "bn_aggr")
     if prod(tile.shape[1:]) % 3:
@@ -767,7 +759,7 @@ def local_gather(
     return lowering.fresh(out, record)
 
 
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Sets random elements to zero."""
     return language.dropout(data, prob, dtype=dtype, mask=mask)
 
@@ -780,7 +772,6 @@ def dma_copy(
     dst_rmw_op: Any = None,
     oob_mode: Any = "error",
     dge_mode: Any = "unknown",
-    **_hints: Any,
 ) -> None:
     """Copies between HBM and SBUF, either way."""
     api = "dma_copy"

@@ -231,7 +231,7 @@ def _create(shape: Any, dtype: Any, buffer: Any, name: str, fill: float | None, 
 
 
 def ndarray(
-    shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", lazy_initialization: bool = False, **_hints: Any
+    shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", lazy_initialization: bool = False,
 ) -> Tensor:
     """A tensor without values."""
     return _create(shape, dtype, buffer, name, None, "ndarray")
@@ -323,7 +323,7 @@ def _hbm_tile(tensor: Any, name: str, api: str) -> Tensor:
     return tensor
 
 
-def load(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Copies a tile from HBM into SBUF."""
     source = _hbm_tile(src, "src", "load")
     element, explicit = lowering.result_dtype(dtype, source.buffer.dtype, "load")
@@ -352,7 +352,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor
     return lowering.fresh(out, record, explicit)
 
 
-def store(dst: Any, value: Any, *, mask: Any = None, **_hints: Any) -> None:
+def store(dst: Any, value: Any, *, mask: Any = None) -> None:
     """Copies a tile into HBM."""
     builder = current()
     destination = _hbm_tile(dst, "dst", "store")
@@ -409,7 +409,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
     )
 
 
-def copy(src: Any, *, mask: Any = None, dtype: Any = None, **_hints: Any) -> Tensor:
+def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """A copy on chip."""
     return lowering.copy(require_tile(src, "src", "copy"), api="copy", dtype=dtype, mask=mask)
 
@@ -421,7 +421,7 @@ def static_cast(value: Any, dtype: Any) -> Any:
     return value
 
 
-def broadcast_to(src: Any, *, shape: Any = None, **_hints: Any) -> Tensor:
+def broadcast_to(src: Any, *, shape: Any = None) -> Tensor:
     """Repeats axes of extent 1."""
     return lowering.broadcast_to(src, tuple(as_int(size) for size in shape))
 
@@ -472,14 +472,14 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Te
 
 
 def _unary(name: str, op: str) -> Callable[..., Tensor]:
-    def function(x: Any, *, dtype: Any = None, mask: Any = None, **_hints: Any) -> Tensor:
+    def function(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
         return lowering.unary(op, x, api=name, dtype=dtype, mask=mask)
 
     return _named(function, name, op)
 
 
 def _binary(name: str, op: str) -> Callable[..., Tensor]:
-    def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None, **_hints: Any) -> Tensor:
+    def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
         return lowering.binary(op, x, y, api=name, dtype=dtype, mask=mask)
 
     return _named(function, name, op)
@@ -487,7 +487,7 @@ def _binary(name: str, op: str) -> Callable[..., Tensor]:
 
 def _reduction(name: str, op: str) -> Callable[..., Tensor]:
     def function(
-        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False, **_hints: Any
+        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
     ) -> Tensor:
         tile = require_tile(x, "x", name)
         axes = lowering.normalise_axes(axis, tile.ndim, name)

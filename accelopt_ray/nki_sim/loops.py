@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from accelopt_ray.nki_sim import builder as tracing
+from accelopt_ray.nki_sim import errors
 from accelopt_ray.nki_sim.program import LoopKind
 from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Index, as_int
+from accelopt_ray.nki_sim.tile import Tensor
 
 
 class LoopRange:
@@ -107,3 +109,18 @@ def _symbolic(loop: LoopRange, kind: LoopKind, name: str, site: tuple[int, int])
     if not body and len(builder.buffers) == buffers and len(values) > 1:
         # Nothing but Python happened in the body, and its state must be that of all iterations.
         raise ConcreteLoopsNeeded([site])
+
+
+def while_condition(condition: Any) -> Any:
+    """Replaces the test of every ``while`` statement of a kernel file."""
+    if isinstance(condition, Tensor):
+        raise errors.while_loop_entry()
+    return condition
+
+
+def annotated(name: str, value: Any, annotation: Any) -> Any:
+    """Replaces the value of an annotated assignment ``name: nt.tensor[shape] = value``."""
+    expected = tuple(getattr(annotation, "shape", ()))
+    if isinstance(value, Tensor) and expected and value.shape != expected:
+        raise errors.annotation_shape(name, value.shape, expected)
+    return value

@@ -26,7 +26,11 @@ from accelopt_ray.nki_sim.validate import validate
 
 KernelInput = Union[TensorSpec, float, int]
 
-_LOOP_HELPER = "__nki_loop__"
+_HELPERS: dict[str, tuple[str, Callable[..., Any]]] = {
+    "loop": ("__nki_loop__", loops.iterate),
+    "while": ("__nki_while__", loops.while_condition),
+    "annotated": ("__nki_annotated__", loops.annotated),
+}
 _LOCK = threading.RLock()
 
 
@@ -75,7 +79,7 @@ def _compile(source: str) -> tuple[Any, dict[int, str]]:
     try:
         tree = ast.parse(source, tracing.KERNEL_FILENAME)
         names = _assigned_names(tree)
-        rewritten = ast.fix_missing_locations(_LoopRewriter().visit(tree))
+        rewritten = ast.fix_missing_locations(_Rewriter().visit(tree))
         return compile(rewritten, tracing.KERNEL_FILENAME, "exec"), names
     except SyntaxError as error:
         raise errors.compile_error(f"SyntaxError: {error.msg}", line=error.lineno or 0) from None
@@ -83,19 +87,40 @@ def _compile(source: str) -> tuple[Any, dict[int, str]]:
         raise errors.compile_error(f"{type(error).__name__}: {error}") from None
 
 
-class _LoopRewriter(ast.NodeTransformer):
-    """Wraps the iterable of each ``for`` statement in a call of :func:`loops.iterate`."""
+class _Rewriter(ast.NodeTransformer):
+    """Puts the tracer's helpers where Python would act on its own: loops, while tests, shape annotations."""
 
     def visit_For(self, node: ast.For) -> ast.For:
         self.generic_visit(node)
         name = node.target.id if isinstance(node.target, ast.Name) else "i"
-        call = ast.Call(
-            func=ast.Name(_LOOP_HELPER, ast.Load()),
-            args=[node.iter, ast.Constant(name), ast.Constant(node.lineno), ast.Constant(node.col_offset)],
-            keywords=[],
+        node.iter = _call_helper(
+            "loop", node.iter, ast.Constant(name), ast.Constant(node.lineno), ast.Constant(node.col_offset)
         )
-        node.iter = ast.copy_location(call, node.iter)
         return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        self.generic_visit(node)
+        node.test = _call_helper("while", node.test)
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AnnAssign:
+        self.generic_visit(node)
+        if node.value is not None and isinstance(node.target, ast.Name) and _names_a_tensor(node.annotation):
+            node.value = _call_helper("annotated", ast.Constant(node.target.id), node.value, node.annotation)
+        return node
+
+
+def _call_helper(name: str, *arguments: ast.expr) -> ast.Call:
+    located = next(argument for argument in arguments if hasattr(argument, "lineno"))
+    call = ast.Call(func=ast.Name(_HELPERS[name][0], ast.Load()), args=list(arguments), keywords=[])
+    return ast.copy_location(call, located)
+
+
+def _names_a_tensor(annotation: ast.expr) -> bool:
+    if not isinstance(annotation, ast.Subscript):
+        return False
+    base = annotation.value
+    return getattr(base, "attr", getattr(base, "id", "")) in ("tensor", "mutable_tensor")
 
 
 def _assigned_names(tree: ast.AST) -> dict[int, str]:
@@ -117,7 +142,7 @@ def _trace_once(code: Any, inputs: Sequence[KernelInput], entry: str, builder: t
         "__name__": "nki_kernel_file",
         "__file__": tracing.KERNEL_FILENAME,
         "__builtins__": builtins,
-        _LOOP_HELPER: loops.iterate,
+        **dict(_HELPERS.values()),
     }
     try:
         exec(code, namespace)
