@@ -48,7 +48,7 @@ class Kernel:
         self.loops: list[Loop] = []
         self.understood = True
         self.statics: list[tuple[list[ast.stmt], ast.Assign]] = []
-        self._flattened: list[tuple[list[ast.stmt], ast.Assign, str]] = []
+        self._flattened: list[tuple[ast.Assign, str]] = []
         self._taken = {node.id for node in ast.walk(tree.module) if isinstance(node, ast.Name)}
         self._taken |= {argument.arg for argument in tree.entry.args.args}
         self._positions = itertools.count()
@@ -70,20 +70,25 @@ class Kernel:
 
     def source(self) -> str:
         """Prints the kernel; operations that were only taken out of their operands for the analysis go back."""
-        for block, assignment, name in reversed(self._flattened):
-            self._nest_again(block, assignment, name)
+        for assignment, name in reversed(self._flattened):
+            self._nest_again(assignment, name)
         return self.tree.source()
 
-    def _nest_again(self, block: list[ast.stmt], assignment: ast.Assign, name: str) -> None:
-        place = next((number for number, item in enumerate(block) if item is assignment), None)
+    def _nest_again(self, assignment: ast.Assign, name: str) -> None:
         mentions = [n for n in ast.walk(self.tree.entry) if isinstance(n, ast.Name) and n.id == name]
-        if place is None or place + 1 >= len(block) or len(mentions) != 2:
+        if len(mentions) != 2:
             return
-        following = block[place + 1]
-        if isinstance(following, (ast.For, ast.If)) or not any(n in mentions for n in ast.walk(following)):
+        for block in _blocks(self.tree.entry):
+            place = next((number for number, item in enumerate(block) if item is assignment), None)
+            if place is None:
+                continue
+            following = block[place + 1] if place + 1 < len(block) else None
+            if following is None or isinstance(following, (ast.For, ast.If)):
+                return
+            if any(n in mentions for n in ast.walk(following)):
+                substitute(following, {name: assignment.value})
+                del block[place]
             return
-        substitute(following, {name: assignment.value})
-        del block[place]
 
     def fresh(self, stem: str) -> str:
         """Returns a name that the kernel does not use, and reserves it."""
@@ -271,6 +276,7 @@ class Kernel:
                     self._unknown(statement, block, loops)
                 elif not self._mentions_index(value):
                     self.names.values[target.id] = Poly.symbol(target.id)
+                    self.names.learn_limit(target.id, value)
             else:
                 self.names.values[target.id] = static
                 if loops:
@@ -447,7 +453,7 @@ class Kernel:
             assignment = ast.Assign([ast.Name(name, ast.Store())], operand)
             ast.fix_missing_locations(ast.copy_location(assignment, statement))
             block.insert(_index_of(block, statement), assignment)
-            self._flattened.append((block, assignment, name))
+            self._flattened.append((assignment, name))
             self._assign(assignment, assignment.targets[0], block, loops)
             replacement = ast.Name(name, ast.Load())
             if number is None:
@@ -700,6 +706,15 @@ def _operand_slots(value: ast.expr) -> Iterator[tuple[ast.AST, str, int | None]]
         yield value, "right", None
     elif isinstance(value, ast.UnaryOp):
         yield value, "operand", None
+
+
+def _blocks(root: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Every statement list below a statement."""
+    for node in ast.walk(root):
+        for field in ("body", "orelse"):
+            block = getattr(node, field, None)
+            if isinstance(block, list):
+                yield block
 
 
 def _index_of(block: list[ast.stmt], statement: ast.stmt) -> int:

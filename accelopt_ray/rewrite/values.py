@@ -50,6 +50,7 @@ class Names:
         self.values: dict[str, Static] = {}
         self.views: dict[str, Buffer] = {}
         self.loop_symbols: set[str] = set()
+        self.limits: dict[str, int] = {}
 
     def dotted(self, node: ast.expr) -> str:
         """Canonical dotted name of a function or module reference, or ``""``."""
@@ -96,6 +97,28 @@ class Names:
         """The expression as a size or index; an expression of plain sizes that is not polynomial becomes opaque."""
         value = self.evaluate(node)
         return value if isinstance(value, Poly) else None
+
+    def at_most(self, size: Poly, limit: int) -> bool:
+        """Whether a size is provably no larger than ``limit``."""
+        if size.value is not None:
+            return size.value <= limit
+        if len(size.terms) == 1 and len(size.terms[0][0]) == 1:
+            known = self.limits.get(size.terms[0][0][0])
+            return known is not None and known * size.terms[0][1] <= limit
+        return False
+
+    def learn_limit(self, name: str, value: ast.expr) -> None:
+        """Learns the upper limit of ``name = max(w for w in range(a, b) if ...)``."""
+        if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "max"):
+            return
+        generator = value.args[0] if value.args else None
+        if not isinstance(generator, ast.GeneratorExp) or not isinstance(generator.elt, ast.Name):
+            return
+        span = generator.generators[0].iter
+        if isinstance(span, ast.Call) and ast.unparse(span.func) == "range" and len(span.args) >= 2:
+            stop = self.poly(span.args[1])
+            if stop is not None and stop.value is not None:
+                self.limits[name] = stop.value - 1
 
     def _binary(self, node: ast.BinOp) -> Static | None:
         left, right = self.evaluate(node.left), self.evaluate(node.right)

@@ -55,7 +55,7 @@ class StripFusion(Rule):
         producer, consumer = _sibling_loops(fresh)[site.position]
         nest, outer, substitution, _ = _plan_fusion(fresh, producer, consumer)
         block = producer.block
-        schedule = reorder(nest, outer)
+        schedule = reorder(nest, outer, _cheap_rows(nest))
         first = next(number for number, item in enumerate(block) if item is producer.node)
         last = next(number for number, item in enumerate(block) if item is consumer.node)
         body = consumer.node.body
@@ -141,8 +141,23 @@ def _plan_fusion(kernel: Kernel, producer: Loop, consumer: Loop) -> _Plan:
     trial = normalise(Kernel(kernel.tree.copy()))
     twin_loop = trial.loops[kernel.loops.index(producer)]
     twin = read_nest(trial, twin_loop)
-    reorder(twin, tuple(twin.order[nest.order.index(loop)] for loop in outer))
+    reorder(twin, tuple(twin.order[nest.order.index(loop)] for loop in outer), _cheap_rows(twin))
     return nest, outer, substitution, shared
+
+
+def _cheap_rows(nest: Nest) -> frozenset[int]:
+    """Loads of single rows and their broadcasts: repeated under the outer loops rather than kept for all iterations."""
+    cheap: set[int] = set()
+    for leaf in nest.leaves:
+        op = leaf.op
+        shape = op.dest.shape if op.dest is not None else None
+        if op.kind == "load" and shape is not None and shape[0] == Poly.of(1):
+            cheap.add(id(op))
+        elif op.kind == "broadcast":
+            source = op.ref("src")
+            if source is not None and all(id(write) in cheap for write in source.buffer.writes):
+                cheap.add(id(op))
+    return frozenset(cheap)
 
 
 def _is_large(buffer: Buffer) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
 from accelopt_ray.rewrite.normalise import normalise, refs_of
-from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
+from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Loop, Op, Space
 from accelopt_ray.rewrite.retile import (
     COLUMNWISE,
@@ -70,7 +70,7 @@ class TileScan(Rule):
             except NotReorderable:
                 continue
             for width in self.widths:
-                detail = (f"The chunk is {width} columns if that divides the row.",)
+                detail = (f"The chunk is the largest divisor of the row up to {width} columns.",)
                 sites.append(
                     Site(self.id, f"loop `{fresh.loops[root].index}`", 0, (("chunk", width),), detail, root)
                 )
@@ -86,7 +86,7 @@ class TileScan(Rule):
         grouped = row if row.isidentifier() or row.isdigit() else f"({row})"
         size = Poly.symbol(chunk)
         _retile(fresh, plan.region, size, piece)
-        before = [f"{chunk} = {width} if {grouped} % {width} == 0 else {row}"]
+        before = [f"{chunk} = max(w for w in range(1, {width + 1}) if {grouped} % w == 0)"]
         for scan in plan.scans:
             before.append(self._carry(fresh, scan, chunk))
         loop = statement(f"for {piece} in {nl}.sequential_range({grouped} // {chunk}):\n    pass")
@@ -194,5 +194,3 @@ def _tileable(scan: Op) -> bool:
 
 
 RULES = (TileScan(),)
-
-__all__ = ["ONE", "RULES"]

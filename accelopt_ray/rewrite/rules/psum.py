@@ -1,0 +1,185 @@
+"""PSUM as a place for sums and operands (master table B7, C2, I3)."""
+
+from __future__ import annotations
+
+import ast
+
+from accelopt_ray.rewrite.analysis import Kernel
+from accelopt_ray.rewrite.normalise import refs_of, replace_ref
+from accelopt_ray.rewrite.poly import Poly
+from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
+from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, tidy
+from accelopt_ray.rewrite.syntax import expression, statement, statements
+
+_PARTITIONS = 128
+_BANK_COLUMNS = 512
+
+
+def fits_bank(kernel: Kernel, shape: tuple[Poly, ...] | None) -> bool:
+    """Whether a two-dimensional fp32 tile provably fits one PSUM bank."""
+    if shape is None or len(shape) != 2:
+        return False
+    return kernel.names.at_most(shape[0], _PARTITIONS) and kernel.names.at_most(shape[1], _BANK_COLUMNS)
+
+
+def identity_tile(kernel: Kernel, before: Op) -> str:
+    """Name of an SBUF tile with the 128 x 128 identity that is ready before an operation; loads one if there is none."""
+    for op in kernel.ops:
+        source = op.ref("src")
+        if op.kind != "load" or op.loops or source is None or op.dest is None or op.position > before.position:
+            continue
+        if source.buffer.origin == "constant" and source.buffer.shape == (Poly.of(_PARTITIONS),) * 2:
+            declaration = source.buffer.declaration
+            whole = op.dest.buffer.shape == (Poly.of(_PARTITIONS),) * 2 and not op.dest.buffer.block_dims
+            if declaration is not None and "identity" in ast.unparse(declaration) and whole:
+                return op.dest.buffer.name
+    nl, np = kernel.alias("nl"), kernel.alias("np")
+    name = kernel.fresh("identity")
+    body = kernel.tree.entry.body
+    place = next(n for n, item in enumerate(body) if item is before.node or _holds(item, before.node))
+    body.insert(
+        place,
+        statement(f"{name} = {nl}.load({nl}.shared_constant({np}.identity({_PARTITIONS}, dtype={np}.float32)))"),
+    )
+    return name
+
+
+def _holds(root: ast.AST, node: ast.AST) -> bool:
+    return any(child is node for child in ast.walk(root))
+
+
+class SumOnTensorEngine(Rule):
+    """A running sum of tiles moves from the vector engine into a PSUM bank."""
+
+    id = "sum-on-tensor-engine"
+    title = "Let the tensor engine add up the tiles in PSUM"
+    problem = "tiles are added to a running sum in SBUF, two vector engine cycles per element and iteration."
+    evidence = "vector_engine_active_time_percent is near 1 while hfu_estimated_percent is near 0."
+    change = "accumulate in a PSUM tile with nc_matmul(identity, tile), and copy the sum to SBUF once at the end."
+    expectation = "the additions leave the vector engine; the tensor engine, idle so far, does them."
+    relieves = Resource.VECTOR
+    typical_gain = 1.25
+    keywords = ("add up the tiles", "sum in psum", "accumulate in psum", "identity matmul")
+
+    def find(self, kernel: Kernel) -> list[Site]:
+        if not kernel.understood:
+            return []
+        return [
+            Site(self.id, anchor_of(op), number, (), (), op.position)
+            for number, op in enumerate(op for op in kernel.ops if self._legal(kernel, op))
+        ]
+
+    @staticmethod
+    def _legal(kernel: Kernel, op: Op) -> bool:
+        if op.kind != "update" or op.attrs.get("op") != "add" or op.mask or op.dest is None:
+            return False
+        buffer, tile = op.dest.buffer, op.ref("data2")
+        if buffer.space is not Space.SBUF or buffer.block_dims or buffer.fill != "0" or buffer.returned:
+            return False
+        if tile is None or tile.buffer.space is not Space.SBUF or tile.shape is None:
+            return False
+        if buffer.shape is None or tile.shape != buffer.shape or not fits_bank(kernel, buffer.shape):
+            return False
+        if buffer.shape[0].value != _PARTITIONS or op.dest.shape != buffer.shape or len(buffer.writes) != 1:
+            return False
+        inside = [loop for loop in op.loops if loop not in buffer.loops]
+        if not inside or not all(loop.parallel for loop in inside) or not isinstance(buffer.declaration, ast.Assign):
+            return False
+        for user, _, ref in refs_of(kernel, buffer):
+            if user is op:
+                continue
+            if any(loop in user.loops for loop in inside) or ref.dims is None or user.position < op.position:
+                return False
+        return len(refs_of(kernel, buffer)) > 2
+
+    def apply(self, kernel: Kernel, site: Site) -> None:
+        op = kernel.ops[site.position]
+        if not self._legal(kernel, op):
+            raise LookupError(f"{self.id} no longer applies at {site.anchor}")
+        nl, nisa = kernel.alias("nl"), kernel.alias("nisa")
+        assert op.dest is not None and isinstance(op.node, ast.AugAssign)
+        buffer, tile = op.dest.buffer, op.args["data2"]
+        readers = [(user, name, ref) for user, name, ref in refs_of(kernel, buffer) if user is not op]
+        finished = kernel.fresh(f"{buffer.name}_sum")
+        for user, name, ref in readers:
+            replace_ref(user, name, ast.unparse(ref.node).replace(buffer.name, finished, 1))
+        op.node.value = expression(f"{nisa}.nc_matmul({identity_tile(kernel, op)}, {tile.text}, is_stationary_onezero=True)")
+        assert isinstance(buffer.declaration, ast.Assign) and isinstance(buffer.declaration.value, ast.Call)
+        call = buffer.declaration.value
+        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "buffer"]
+        call.keywords.append(ast.keyword("buffer", expression(f"{nl}.psum")))
+        first = min((user for user, _, _ in readers), key=lambda user: user.position)
+        block, node = _common_block(buffer, first)
+        place = next(n for n, item in enumerate(block) if item is node)
+        block.insert(place, statement(f"{finished} = {nl}.copy({buffer.name})"))
+        tidy(kernel)
+
+
+def _common_block(buffer: Buffer, reader: Op) -> tuple[list[ast.stmt], ast.stmt]:
+    """The statement of the buffer's own block that holds a reader."""
+    assert buffer.block is not None
+    return buffer.block, next(item for item in buffer.block if _holds(item, reader.node))
+
+
+class OperandInPsum(Rule):
+    """A tile between two vector instructions goes through PSUM."""
+
+    id = "operand-in-psum"
+    title = "Put the tile between two vector engine instructions into PSUM"
+    problem = "a tensor_tensor reads both fp32 operands from SBUF, which costs two cycles per element."
+    evidence = "vector_engine_active_time_percent is near 1."
+    change = "give the operand's producer a PSUM destination of at most 512 columns; the other operand stays in SBUF."
+    expectation = "the reading instruction takes one cycle per element instead of two."
+    relieves = Resource.VECTOR
+    typical_gain = 1.12
+    keywords = ("operand in psum", "one operand in psum", "into psum")
+
+    _PRODUCERS = frozenset({"tensor_tensor", "scalar_tensor_tensor", "tensor_scalar", "activation"})
+
+    def find(self, kernel: Kernel) -> list[Site]:
+        if not kernel.understood:
+            return []
+        found = [op for op in kernel.ops if self._legal(kernel, op)]
+        return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
+
+    def _legal(self, kernel: Kernel, op: Op) -> bool:
+        if op.kind not in self._PRODUCERS or op.mask or op.dest is None or op.dest.buffer.origin != "value":
+            return False
+        if op.attrs.get("reduce_op") or not isinstance(op.node, ast.Assign):
+            return False
+        buffer = op.dest.buffer
+        if len(buffer.reads) != 1 or len(buffer.writes) != 1 or buffer.returned or not fits_bank(kernel, buffer.shape):
+            return False
+        reader, name = buffer.reads[0]
+        other = {"data1": "data2", "data2": "data1"}.get(name)
+        if reader.kind not in ("tensor_tensor", "update") or other is None or reader.path != op.path or reader.mask:
+            return False
+        partner = reader.ref(other)
+        if partner is None or partner.buffer.space is not Space.SBUF or self._in_psum(kernel, partner, reader):
+            return False
+        narrow = buffer.shape is not None and buffer.shape[1].value is not None and buffer.shape[1].value < 64
+        return not narrow and not any(ref.buffer.space is Space.PSUM for ref in op.reads())
+
+    @staticmethod
+    def _in_psum(kernel: Kernel, ref: Ref, reader: Op) -> bool:
+        """Whether the compiler is likely to leave a broadcast operand in PSUM already."""
+        return any(write.kind == "broadcast" for write in ref.buffer.writes)
+
+    def apply(self, kernel: Kernel, site: Site) -> None:
+        op = kernel.ops[site.position]
+        if not self._legal(kernel, op):
+            raise LookupError(f"{self.id} no longer applies at {site.anchor}")
+        nl = kernel.alias("nl")
+        assert op.dest is not None and op.dest.buffer.shape is not None and isinstance(op.node, ast.Assign)
+        buffer = op.dest.buffer
+        assert buffer.shape is not None
+        rows, columns = buffer.shape[0].text(), buffer.shape[1].text()
+        text = f"{buffer.name} = {nl}.ndarray(({nl}.par_dim({rows}), {columns}), dtype={nl}.float32, buffer={nl}.psum)"
+        place = next(n for n, item in enumerate(op.block) if item is op.node)
+        op.block[place:place] = statements(text)
+        target = ast.parse(f"{buffer.name}[0:{rows}, 0:{columns}] = 0").body[0]
+        assert isinstance(target, ast.Assign)
+        op.node.targets[0] = target.targets[0]
+
+
+RULES = (SumOnTensorEngine(), OperandInPsum())
