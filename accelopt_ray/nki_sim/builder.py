@@ -24,7 +24,6 @@ from accelopt_ray.nki_sim.program import (
     Instruction,
     Loop,
     LoopKind,
-    MaskTerm,
     Node,
     Opcode,
     Program,
@@ -74,12 +73,14 @@ class TracedBuffer:
     shared: bool = False
     allocated: bool = False
     constant: np.ndarray[Any, Any] | None = None
+    given_name: str = ""
 
 
 @dataclass(eq=False)
 class Scope:
-    """The body of a loop, unrolled or not."""
+    """The body of a loop, unrolled or not; ``depth`` counts the symbolic loops around it."""
 
+    depth: int
     open: bool = True
 
 
@@ -131,11 +132,11 @@ class Builder:
         self.grid_indices: tuple[Any, ...] = ()
         self.grid_shape: tuple[int, ...] = ()
         self.entry_code: Any = None
-        self.fault: errors.KernelError | None = None
         self.pending: set[Site] = set()
         self.allocated_kernel = False
         self._sequence = 0
         self._loop_ids = 0
+        self._last_named: tuple[TracedBuffer, int] | None = None
 
     # Where the kernel is.
 
@@ -166,15 +167,23 @@ class Builder:
         outside: Sequence[LoopVariable] = (),
     ) -> TracedBuffer:
         """Creates a buffer in the current scope, or outside of the loops ``outside``."""
-        line = self.line()
+        frame = self.frame()
+        line, offset = (frame.f_lineno, frame.f_lasti) if frame is not None else (0, 0)
+        statement = self.names.get(line, "")
+        if statement and self._last_named is not None:
+            # An argument of the call that makes this buffer was made first and took the statement's name.
+            earlier, made_at = self._last_named
+            if earlier.line == line and earlier.name == statement and made_at < offset:
+                earlier.name = earlier.given_name or f"t{earlier.id}"
         loops = tuple(loop for loop in self.loops if loop not in outside)
         scopes = tuple(self.scopes)
         if outside:
             keep = next((i for i, loop in enumerate(self.loops) if loop in outside), len(self.loops))
-            scopes = tuple(scope for scope in scopes if getattr(scope, "depth", 0) < keep)
+            scopes = tuple(scope for scope in scopes if scope.depth < keep)
         buffer = TracedBuffer(
             id=len(self.buffers),
-            name=self.names.get(line) or name or f"t{len(self.buffers)}",
+            name=statement or name or f"t{len(self.buffers)}",
+            given_name=name,
             space=space,
             shape=shape,
             dtype=dtype,
@@ -186,6 +195,7 @@ class Builder:
             line=line,
         )
         self.buffers.append(buffer)
+        self._last_named = (buffer, offset)
         return buffer
 
     # Loops.
@@ -215,8 +225,7 @@ class Builder:
 
     def push_scope(self) -> Scope:
         """Opens a scope for tensors."""
-        scope = Scope()
-        scope.depth = len(self.loops)  # type: ignore[attr-defined]
+        scope = Scope(len(self.loops))
         self.scopes.append(scope)
         return scope
 
@@ -264,7 +273,7 @@ class Builder:
             self.touch(output, record)
             output.buffer.written = True
         for term in record.mask:
-            self._check_loops(term, "mask")
+            _check_loops(term)
         self._sequence += 1
         self.body.append(record)
         return record
@@ -280,13 +289,7 @@ class Builder:
             if not scope.open:
                 raise errors.local_variable_out_of_scope(tensor.buffer.name)
         for dim in tensor.dims:
-            if dim.terms:
-                self._check_loops(dim, tensor.buffer.name)
-
-    def _check_loops(self, index: Index, _name: str) -> None:
-        for loop in index.terms:
-            if not loop.open:
-                raise errors.local_variable_out_of_scope(loop.name)
+            _check_loops(dim)
 
     def can_name(self, value: Tensor, destination: Tensor) -> bool:
         """Whether assigning ``value`` to ``destination`` may rename the result of the instruction that made it."""
@@ -373,6 +376,12 @@ class Builder:
             constants=constants,
             target=self.target,
         )
+
+
+def _check_loops(index: Index) -> None:
+    for loop in index.terms:
+        if not loop.open:
+            raise errors.local_variable_out_of_scope(loop.name)
 
 
 class _Freezer:
@@ -466,18 +475,3 @@ def current() -> Builder:
 def is_tracing() -> bool:
     """Whether a kernel is being traced."""
     return bool(_active)
-
-
-__all__ = [
-    "KERNEL_FILENAME",
-    "MAX_INSTRUCTIONS",
-    "Builder",
-    "LoopRecord",
-    "MaskTerm",
-    "Record",
-    "TracedBuffer",
-    "activate",
-    "current",
-    "deactivate",
-    "is_tracing",
-]
