@@ -49,4 +49,4 @@ def cast(values: Array, name: str) -> Array:
     if values.dtype.kind in "iu":
         return np.clip(values.astype(np.int64), limits.min, limits.max).astype(target)
     wide = np.nan_to_num(np.rint(values.astype(np.float64)), nan=0.0, posinf=limits.max, neginf=limits.min)
-    return np.clip(wide, limits.min, limits.max).astype(target)
+    return np.asarray(np.clip(wide, limits.min, limits.max).astype(target))

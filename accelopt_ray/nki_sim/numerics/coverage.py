@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from accelopt_ray.nki_sim.numerics.geometry import Interval, Nest, Touch, coefficient, tile_range, value_range, without
+from accelopt_ray.nki_sim.numerics.geometry import (
+    Interval,
+    Nest,
+    Touch,
+    coefficient,
+    is_rewrite,
+    tile_range,
+    value_range,
+    without,
+)
 from accelopt_ray.nki_sim.program import Affine, DimIndex, Instruction, MaskTerm, Opcode, Role
 
 
@@ -185,9 +194,7 @@ def _write_box(
     """Returns what a write fills for one iteration of the shared loops, and the masks that this rests on."""
     instruction = write.statement.instruction
     if (
-        (instruction.accumulate and instruction.id not in overwrites)
-        or instruction.opcode in (Opcode.COPY_PREDICATED, Opcode.MATCH_REPLACE8)
-        or instruction.attributes.get("rmw_op") is not None
+        (is_rewrite(instruction) and instruction.id not in overwrites)
         or any(nest.trips[loop] < 1 for loop in write.statement.loops)
     ):
         return None

@@ -74,6 +74,8 @@ def _visit(
         return None
     if any(_depends_on(instruction, loop.id) or instruction.opcode in _UNBATCHABLE for instruction in flat):
         return None
+    if nest.has_registers and any("reduce_cmd" in instruction.attributes for instruction in flat):
+        return None
     self_dependent = carried_dependences(loop, flat, nest)
     if self_dependent is None:
         return None

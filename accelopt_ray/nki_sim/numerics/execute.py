@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from accelopt_ray.nki_sim.dtypes import storage
 from accelopt_ray.nki_sim.numerics import rules_elementwise, rules_special, rules_tensor
+from accelopt_ray.nki_sim.numerics.blas import Products
 from accelopt_ray.nki_sim.numerics.casts import cast
 from accelopt_ray.nki_sim.numerics.coverage import Initialisation, plan_initialisation
 from accelopt_ray.nki_sim.numerics.dependence import Batching, choose_batched_loops
@@ -18,7 +19,6 @@ from accelopt_ray.nki_sim.numerics.geometry import Nest, Statement
 from accelopt_ray.nki_sim.numerics.layout import plan_storage
 from accelopt_ray.nki_sim.numerics.masks import evaluate
 from accelopt_ray.nki_sim.numerics.memory import Memory
-from accelopt_ray.nki_sim.numerics.parallel import Workers, computing, usable_cores
 from accelopt_ray.nki_sim.numerics.site import Plan, Site, Step
 from accelopt_ray.nki_sim.program import Buffer, Loop, MaskTerm, Node, Opcode, Program, Role
 from accelopt_ray.outcome import EvaluationOutcome
@@ -91,7 +91,7 @@ class Executable:
             for identity in program.buffers
             if self.nest.touches[identity]
         }
-        self.plan = Plan(self.nest, storages, initialisations, self.memory, Workers(usable_cores()))
+        self.plan = Plan(self.nest, storages, initialisations, self.memory, Products())
         self.results = self._attach(inputs, outputs)
 
     def _attach(self, inputs: Sequence[Array | float | int], outputs: Sequence[Array] | None) -> list[Array]:
@@ -143,7 +143,7 @@ class Executable:
             NumericsError: A fault of the kernel at run time, or something unsupported.
         """
         steps = self._prepare(self.program.body, (), guard)
-        with computing(self.plan.workers):
+        with self.plan.products.running():
             for step in [*self._fills(None), *steps]:
                 step()
 

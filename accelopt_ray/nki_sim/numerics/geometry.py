@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from accelopt_ray.nki_sim.program import Access, Affine, DimIndex, Instruction, Loop, Node, Opcode, Program
 
+#: Entry of a shuffle pattern that leaves the partition as it is.
+SHUFFLE_KEEPS = 255
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -81,12 +84,27 @@ class Touch:
 
 
 def is_rewrite(instruction: Instruction) -> bool:
-    """Tells whether the instruction reads ``outputs[0]`` besides writing it."""
+    """Tells whether elements of ``outputs[0]`` keep, or build on, the value they had before.
+
+    A loop reduction does so only after its first iteration, which it begins by overwriting, and is not counted.
+    """
     return (
         instruction.accumulate
-        or instruction.opcode in (Opcode.LOOP_REDUCE, Opcode.COPY_PREDICATED)
+        or instruction.opcode is Opcode.COPY_PREDICATED
         or instruction.attributes.get("rmw_op") is not None
+        or (instruction.opcode is Opcode.STREAM_SHUFFLE and _leaves_partitions(instruction))
     )
+
+
+def _leaves_partitions(instruction: Instruction) -> bool:
+    pattern = instruction.attributes.get("shuffle_mask")
+    return isinstance(pattern, tuple) and SHUFFLE_KEEPS in pattern
+
+
+def carries_registers(instruction: Instruction) -> bool:
+    """Tells whether the instruction uses or leaves partial sums in the scalar engine's registers."""
+    command = instruction.attributes.get("reduce_cmd")
+    return command in ("reduce", "reset") or (command == "reset_reduce" and len(instruction.outputs) < 2)
 
 
 def touches(statement: Statement) -> Iterable[Touch]:
@@ -118,6 +136,7 @@ class Nest:
         loops: Loop node by id.
         statements: All statements in program order.
         touches: Accesses by buffer id, in program order.
+        has_registers: Whether some instruction continues the partial sums of an earlier one.
     """
 
     def __init__(self, program: Program):
@@ -131,6 +150,7 @@ class Nest:
         for statement in self.statements:
             for touch in touches(statement):
                 self.touches[touch.access.buffer].append(touch)
+        self.has_registers = any(carries_registers(statement.instruction) for statement in self.statements)
 
     def _collect(self, nodes: tuple[Node, ...], loops: tuple[int, ...]) -> None:
         for node in nodes:

@@ -26,11 +26,13 @@ class Memory:
 
     Attributes:
         indices: Current index of each loop, by loop id.
+        registers: Partial sums of the scalar engine, one per partition.
     """
 
     def __init__(self, storages: dict[int, Storage]):
         self.storages = storages
         self.indices: dict[int, int] = {}
+        self.registers: Array = np.zeros(0, np.float32)
         self._flat: dict[int, Array] = {}
         self._scratch: dict[tuple[tuple[int, ...], int], Array] = {}
 
@@ -159,6 +161,18 @@ class Memory:
                 np.copyto(read(clip), cast(values, dtype), where=where)
 
         return write
+
+    def adder(self, tile: Tile) -> Callable[[Array], None]:
+        """Returns a function that adds values at gathered positions; a position that occurs twice gets both."""
+        positions = self._positions(tile)
+        flat = self.flat(tile.buffer)
+        dtype = tile.dtype
+
+        def add(values: Array) -> None:
+            where = positions()
+            np.add.at(flat, where, np.broadcast_to(cast(values, dtype), where.shape))
+
+        return add
 
     def _clipped(self, tile: Tile, clip: Sequence[tuple[int, int, int]]) -> Callable[[int], Array]:
         shape = list(tile.shape)

@@ -25,6 +25,9 @@ def move(site: Site) -> Step:
     reduce_op = site.attribute("rmw_op")
     if reduce_op is not None:
         combine = operation(reduce_op, site.line)
+        if reduce_op == "add" and site.out.indirect and site.mask is None:
+            add, values = site.memory.adder(site.out), site.aligned(operand)
+            return lambda: add(values(None))
         own = site.aligned(site.instruction.outputs[0])
         return site.elementwise(
             lambda out, old, new: combine(old, new, out), [own, site.aligned(operand)], []
@@ -175,15 +178,15 @@ def reciprocal(site: Site) -> Step:
 
 
 def _then_reduce(site: Site, step: Step) -> Step:
-    """Adds the reduction over the free axes that goes to a second output."""
-    if len(site.outputs) < 2:
+    """Adds the reduction over the free axes, which goes to a second output, to the engine's registers, or both."""
+    command = site.attribute("reduce_cmd")
+    if len(site.outputs) < 2 and command in (None, "idle"):
         return step
     ufunc = reduction(site.attribute("reduce_op", "add"), site.line)
-    command = site.attribute("reduce_cmd")
     read = site.values(site.out)
-    write = site.commit(1)
-    target = site.outputs[1]
-    old = site.values(target)
+    write = site.commit(1) if len(site.outputs) > 1 else None
+    target_shape = site.outputs[1].shape if len(site.outputs) > 1 else ()
+    registers = site.memory if site.plan.nest.has_registers else None
     axes = tuple(range(site.batch + 1, len(site.out.shape)))
     scratch = site.memory.scratch
     mask = site.mask
@@ -200,11 +203,13 @@ def _then_reduce(site: Site, step: Step) -> Step:
         values = read(clip)
         results = scratch(values.shape[: batch + 1], 1)
         reduce_into(ufunc, values, axes, results)
-        rows = tuple(entry for entry in clip or () if entry[0] <= batch) or None
-        shaped = results.reshape(clipped_shape(target.shape, rows))
-        if command == "reduce":
-            shaped = ufunc(old(rows), shaped)
-        write(shaped, rows, None)
+        if command == "reduce" and registers is not None and registers.registers.shape == results.shape:
+            results = ufunc(registers.registers, results)
+        if registers is not None:
+            registers.registers = np.zeros_like(results) if command == "reset" else results.copy()
+        if write is not None:
+            rows = tuple(entry for entry in clip or () if entry[0] <= batch) or None
+            write(results.reshape(clipped_shape(target_shape, rows)), rows, None)
 
     return reduce
 

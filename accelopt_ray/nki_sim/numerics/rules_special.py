@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from accelopt_ray.nki_sim.numerics.geometry import SHUFFLE_KEEPS
 from accelopt_ray.nki_sim.numerics.memory import Clip, Reader
 from accelopt_ray.nki_sim.numerics.operations import operation
 from accelopt_ray.nki_sim.numerics.site import Site, Step
@@ -187,7 +188,7 @@ def stream_shuffle(site: Site) -> Step:
     chosen = [
         (target, target - target % _QUADRANT + pattern[target % _QUADRANT])
         for target in range(rows)
-        if pattern[target % _QUADRANT] != 255
+        if pattern[target % _QUADRANT] != SHUFFLE_KEEPS
     ]
     commit, mask = site.commit(), site.mask
     old = site.memory.reader(site.out)

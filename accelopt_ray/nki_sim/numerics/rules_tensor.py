@@ -14,7 +14,7 @@ from accelopt_ray.nki_sim.numerics.layout import Tile
 from accelopt_ray.nki_sim.numerics.masks import EVERYTHING, Mask
 from accelopt_ray.nki_sim.numerics.matmul import Arrangement, arrange, suits_blas
 from accelopt_ray.nki_sim.numerics.memory import Clip, Reader
-from accelopt_ray.nki_sim.numerics.operations import operation, reduce_into, reduction
+from accelopt_ray.nki_sim.numerics.operations import BITVECTOR, operation, reduce_into, reduction
 from accelopt_ray.nki_sim.numerics.scan import scan as run_scan
 from accelopt_ray.nki_sim.numerics.site import Site, Step, clipped_shape
 from accelopt_ray.nki_sim.program import Access, Opcode, Role
@@ -100,7 +100,7 @@ def _product(site: Site, stationary: Tile, moving: Tile, out: Tile, sweep: tuple
     right = _matrices(site, moving, plan.moving_shape, plan.moving_strides)
     steps = plan.steps
     indices = site.memory.indices
-    multiply = site.plan.workers.matmul
+    multiply = site.plan.products.matmul
     is_plain = out.dtype == "float32" and suits_blas(plan.out_shape, plan.out_strides)
     target = site.memory.strided(out, plan.out_shape, plan.out_strides)
     scratch = site.memory.scratch(plan.out_shape) if not is_plain or sweep is None or sweep or len(steps) > 1 else None
@@ -268,7 +268,8 @@ def partition_reduce(site: Site) -> Step:
 def _reduce(site: Site, axes: tuple[int, ...], negate: bool) -> Step:
     ufunc = reduction(site.attribute("op", "add"), site.line)
     tile = site.tile(site.access("data"))
-    read = site.values(tile)
+    is_bitwise = site.attribute("op") in BITVECTOR
+    read = site.raw(tile) if is_bitwise else site.values(tile)
     kept = [axis for axis in range(len(tile.shape)) if axis not in axes]
     out_shape = site.out.shape
     if len(out_shape) == len(tile.shape):
@@ -297,6 +298,9 @@ def _reduce(site: Site, axes: tuple[int, ...], negate: bool) -> Step:
                 return
             inner = (*(inner or ()), *(taken.clip or ())) or None
         values = read(inner)
+        if is_bitwise:
+            commit(ufunc.reduce(values, axis=axes).reshape(clipped_shape(out_shape, clip)), clip, where)
+            return
         results = scratch(tuple(values.shape[axis] for axis in kept))
         reduce_into(ufunc, values, axes, results)
         if negate:

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accelopt_ray.nki_sim.dtypes import is_integer
+from accelopt_ray.nki_sim.numerics.blas import Products
 from accelopt_ray.nki_sim.numerics.coverage import Initialisation
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.geometry import Nest, Statement, tile_range, value_range
 from accelopt_ray.nki_sim.numerics.layout import Storage, Tile, check_bounds, make_tile
 from accelopt_ray.nki_sim.numerics.masks import Mask
 from accelopt_ray.nki_sim.numerics.memory import Clip, Memory, Reader, reads_as_float32
-from accelopt_ray.nki_sim.numerics.parallel import Workers
 from accelopt_ray.nki_sim.program import Access, Affine, Instruction, MaskTerm, Operand
 from accelopt_ray.outcome import EvaluationOutcome
 
@@ -33,14 +33,14 @@ class Plan:
         storages: Memory by buffer id.
         initialisations: What each buffer needs before use.
         memory: The memory of the run.
-        workers: Threads that share large products.
+        products: Computes matrix products.
     """
 
     nest: Nest
     storages: dict[int, Storage]
     initialisations: Mapping[int, Initialisation]
     memory: Memory
-    workers: Workers
+    products: Products
 
 
 class Site:

@@ -182,6 +182,9 @@ class Demand:
         for region in regions:
             buffer = program.buffers[program.outputs[region.output]]
             cells = self._of(buffer.id)
+            if nest.has_registers:  # what passes through registers leaves no trace in buffers
+                for flags in self.needed.values():
+                    flags[...] = True
             if cells.shape == buffer.shape:
                 cells.demand_region(region)
             else:
