@@ -73,7 +73,7 @@ class DeviceConstants:
     dma_bytes_per_us: float = 255e3
     dma_latency_us: float = 2.0
     dma_minimum_us: float = 0.35
-    dma_run_bytes: int = 340
+    dma_run_bytes: int = 256
     dma_engines: int = 16
     minimum_cycles: int = 64
     vector_overhead_cycles: float = 108.0
@@ -114,7 +114,7 @@ _COMMON_SOURCES: dict[str, str] = {
     "reciprocal_cycles": _FITTED,
     "dma_latency_us": _DMA,
     "dma_minimum_us": _FITTED,
-    "dma_run_bytes": _FITTED,
+    "dma_run_bytes": f"{_DMA}: severe loss below 256 bytes",
     "semaphore_us": _ASSUMED,
     "launch_us": _FITTED,
     "vector_fast_modes": _DOCUMENT,

@@ -30,7 +30,7 @@ class ModelOptions:
     merge_short_loops: bool = True
     sub_tile_units: bool = True
     infinite_sbuf: bool = False
-    backfill_gaps: int = 4
+    backfill_gaps: int = 64
     cross_engine_delay: bool = True
     dma_latency: bool = True
     short_run_cost: bool = True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +58,18 @@ class Simulation:
     latency_us: float
 
 
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """The stages make some hundred thousand small lists and no cycles; scanning them would take most of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def simulate(program: Program, device: DeviceConstants, options: ModelOptions) -> Simulation:
     """Runs all stages of the model.
 
@@ -105,7 +120,12 @@ def predict(
     Raises:
         UserError: If the target is unknown.
     """
-    simulation = simulate(program, device_constants(target), options or ModelOptions())
+    device, rules = device_constants(target), options or ModelOptions()
+    with _without_garbage_collection():
+        return _summarise(simulate(program, device, rules))
+
+
+def _summarise(simulation: Simulation) -> Prediction:
     return Prediction(
         latency_ms=simulation.latency_us / US_PER_MS,
         counters=count(

@@ -109,12 +109,14 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
     if device.exclusive_vector_gpsimd:
         lane = [VECTOR if engine == GPSIMD else engine for engine in lane]  # they take turns at SBUF's shared port
     [operation.is_store for operation in operations]
+    is_load = [operation.is_load for operation in operations]
     semaphore = device.semaphore_us if options.cross_engine_delay else 0.0
     latency = device.dma_latency_us if options.dma_latency else 0.0
     max_gaps = options.backfill_gaps
     size, transfer, space = steps.storage_size, steps.storage_transfer, events.storage_space
     event_reads, event_writes = events.reads, events.writes
-    storage_bytes = events.storage_bytes
+    # A wide PSUM result is produced and consumed bank by bank.
+    psum_size = [min(size_, device.psum_bank_bytes) for size_ in events.storage_bytes]
 
     count = len(steps.op)
     starts, ends = [0.0] * count, [0.0] * count
@@ -129,7 +131,10 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
     lane_free = [0.0] * 5
     lane_last = [-1] * 5
     gaps: list[list[tuple[float, float]]] = [[] for _ in range(5)]
-    sbuf_free: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_bytes + device.sbuf_reserve_bytes)]
+    shortest = [min((duration[op] for op in set(steps.op) if op >= 0 and lane[op] == engine), default=0.0)
+                for engine in range(5)]  # no instruction fits into a shorter gap
+    sbuf_free: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_bytes)]
+    reserve: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_reserve_bytes)]
     psum_free: list[tuple[float, int, int]] = [(0.0, -1, device.psum_bytes)]
     pipe = _Pipe()
     dma_busy = 0.0
@@ -161,6 +166,14 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
         if amount:
             push(free, (touched[storage], toucher[storage], amount))
 
+    def ahead(need: int) -> tuple[float, int]:
+        """Space for a load, which may run ahead: the reserve lends it and gets what becomes free in exchange."""
+        when, by = take(sbuf_free, 0, need)
+        if need > device.sbuf_reserve_bytes:
+            return when, by
+        push(reserve, (when, by, need))
+        return take(reserve, 0, need)
+
     for step in range(count):
         op = steps.op[step]
         reference = steps.reference[step]
@@ -184,11 +197,11 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
                 if kind == 0:
                     if unlimited_sbuf:
                         continue
-                    time, by = take(sbuf_free, 0, size[storage])
+                    time, by = ahead(size[storage]) if is_load[op] else take(sbuf_free, 0, size[storage])
                 elif kind == 1:
                     if unlimited_psum:
                         continue
-                    time, by = take(psum_free, 1, storage_bytes[storage])
+                    time, by = take(psum_free, 1, psum_size[storage])
                 else:
                     continue
                 if time > ready:
@@ -209,9 +222,9 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
                         start = begin
                         if begin - gap_start > length or gap_end - begin - length > 0.0:
                             replacement = []
-                            if begin > gap_start:
+                            if begin - gap_start >= shortest[engine]:
                                 replacement.append((gap_start, begin))
-                            if begin + length < gap_end:
+                            if gap_end - begin - length >= shortest[engine]:
                                 replacement.append((begin + length, gap_end))
                             engine_gaps[number : number + 1] = replacement
                         else:
@@ -221,7 +234,7 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
                     free = lane_free[engine]
                     if ready > free:
                         start = ready
-                        if max_gaps:
+                        if max_gaps and ready - free >= shortest[engine]:
                             engine_gaps.append((free, ready))
                             if len(engine_gaps) > max_gaps:
                                 del engine_gaps[0]
@@ -252,7 +265,8 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
                 end += latency
             else:
                 if not unlimited_sbuf:
-                    ready, cause = take(sbuf_free, 0, size[storage])
+                    again = events.storage_loader[storage] >= 0
+                    ready, cause = ahead(size[storage]) if again else take(sbuf_free, 0, size[storage])
                 if available[storage] > ready:
                     ready, cause = available[storage], writer_step[storage]
                 start, end = pipe.transfer(ready, need)
@@ -270,7 +284,7 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
                     if not unlimited_sbuf:
                         give(sbuf_free, 0, storage, size[storage])
                 elif not unlimited_psum:
-                    give(psum_free, 1, storage, storage_bytes[storage])
+                    give(psum_free, 1, storage, psum_size[storage])
         starts[step], ends[step], engines[step], causes[step] = start, end, engine, cause
     busy = [0.0] * 5
     for op in steps.op:
