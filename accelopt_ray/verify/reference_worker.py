@@ -120,7 +120,8 @@ def _save_output(
 
 def _accuracy(task: Task, seed: int, distribution: str) -> Accuracy:
     """The reference's accuracy at the task's small shape; a general guess where it has none and is too large itself."""
-    small = task.at_reduced_shape() if task.reduced else task
+    smaller = all(value <= task.parameters[name] for name, value in task.reduced.items())
+    small = task.at_reduced_shape() if smaller else task
     inputs = draw_inputs(small, seed, distribution)
     with np.errstate(all="ignore"):
         if sum(value.size for value in inputs if isinstance(value, np.ndarray)) > _ACCURACY_MAX_ELEMENTS:

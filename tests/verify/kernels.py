@@ -1,0 +1,277 @@
+"""Honest kernels at small shapes, and known ways to fool a correctness check, each as a change of one of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accelopt_ray.outcome import EvaluationOutcome as Outcome
+
+SHAPES = {
+    "silu": {"M": 256, "N": 1024},
+    "bmm_softmax": {"B": 1, "M": 256, "N": 1024},
+    "rmsnorm_matmul": {"M": 128, "N": 512, "K": 256},
+}
+
+HEADER = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+"""
+
+SILU = (
+    HEADER
+    + """
+@nki.jit
+def kernel(x):
+    partitions, rows, columns = x.shape
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for row in nl.affine_range(rows):
+        tile = nl.load(x[0:partitions, row, 0:columns])
+        y = nl.multiply(tile, nisa.activation(op=nl.sigmoid, data=tile))
+        nl.store(out[0:partitions, row, 0:columns], value=y)
+    return out
+"""
+)
+
+SOFTMAX = (
+    HEADER
+    + """
+@nki.jit
+def kernel(lhs, rhs):
+    batch, m, k = lhs.shape
+    _, _, n = rhs.shape
+    out = nl.ndarray((batch, m, n), dtype=lhs.dtype, buffer=nl.shared_hbm)
+    for b in nl.affine_range(batch):
+        for i in nl.affine_range(m // 128):
+            left = nl.load(lhs[b, nl.ds(i * 128, 128), 0:k])
+            scores = nl.ndarray((nl.par_dim(128), n), dtype=nl.float32, buffer=nl.sbuf)
+            for j in nl.affine_range(n // 512):
+                right = nl.load(rhs[b, 0:k, nl.ds(j * 512, 512)])
+                scores[0:128, nl.ds(j * 512, 512)] = nl.copy(nl.matmul(left, right))
+            largest = nl.max(scores, axis=1, keepdims=True)
+            exponentials = nl.exp(nl.subtract(scores, largest))
+            total = nl.sum(exponentials, axis=1, keepdims=True)
+            y = nl.multiply(exponentials, nl.reciprocal(total))
+            nl.store(out[b, nl.ds(i * 128, 128), 0:n], value=y)
+    return out
+"""
+)
+
+RMSNORM = (
+    HEADER
+    + """
+@nki.jit
+def kernel(x, w):
+    m, k = x.shape
+    _, n = w.shape
+    out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+    for i in nl.affine_range(m // 128):
+        tile = nl.load(x[nl.ds(i * 128, 128), 0:k])
+        squares = nl.sum(nl.square(tile), axis=1, keepdims=True)
+        scale = nl.rsqrt(nl.multiply(squares, 1.0 / k))
+        normal = nl.multiply(tile, scale)
+        for j in nl.affine_range(n // 512):
+            product = nl.zeros((nl.par_dim(128), 512), dtype=nl.float32, buffer=nl.psum)
+            for p in nl.affine_range(k // 128):
+                part = nl.load(w[nl.ds(p * 128, 128), nl.ds(j * 512, 512)])
+                product += nl.matmul(normal[0:128, nl.ds(p * 128, 128)], part)
+            nl.store(out[nl.ds(i * 128, 128), nl.ds(j * 512, 512)], value=nl.copy(product))
+    return out
+"""
+)
+
+# fp32 products from three bfloat16 ones: within every numeric bound, and a matter of policy.
+COMPENSATED = SOFTMAX.replace(
+    "                scores[0:128, nl.ds(j * 512, 512)] = nl.copy(nl.matmul(left, right))\n",
+    """
+                left_high = nl.copy(left, dtype=nl.bfloat16)
+                left_low = nl.subtract(left, nl.copy(left_high, dtype=nl.float32), dtype=nl.bfloat16)
+                right_high = nl.copy(right, dtype=nl.bfloat16)
+                right_low = nl.subtract(right, nl.copy(right_high, dtype=nl.float32), dtype=nl.bfloat16)
+                product = nl.zeros((nl.par_dim(128), 512), dtype=nl.float32, buffer=nl.psum)
+                product += nl.matmul(left_high, right_high)
+                product += nl.matmul(left_high, right_low)
+                product += nl.matmul(left_low, right_high)
+                scores[0:128, nl.ds(j * 512, 512)] = nl.copy(product)
+""",
+)
+# The same with the small products left out: the split is there, the precision is not.
+POSING = COMPENSATED.replace("                product += nl.matmul(left_low, right_high)\n", "")
+
+HONEST = {"silu": SILU, "bmm_softmax": SOFTMAX, "rmsnorm_matmul": RMSNORM}
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """A dishonest kernel.
+
+    Attributes:
+        name: What it does.
+        task: The task it claims to solve.
+        source: Its text.
+        outcome: How ``strict`` ends it.
+        reason: Start of the reason that ``strict`` gives.
+        text: A word that the message has to contain.
+    """
+
+    name: str
+    task: str
+    source: str
+    outcome: Outcome
+    reason: str = ""
+    text: str = ""
+
+
+def _changed(source: str, *changes: tuple[str, str]) -> str:
+    for old, new in changes:
+        assert source.count(old) >= 1, old
+        source = source.replace(old, new)
+    return source
+
+
+def _silu(name: str, outcome: Outcome, reason: str, *changes: tuple[str, str], text: str = "") -> Cheat:
+    return Cheat(name, "silu", _changed(SILU, *changes), outcome, reason, text)
+
+
+def _softmax(name: str, reason: str, *changes: tuple[str, str]) -> Cheat:
+    return Cheat(name, "bmm_softmax", _changed(SOFTMAX, *changes), Outcome.INCORRECT, reason)
+
+
+def _rmsnorm(name: str, outcome: Outcome, reason: str, *changes: tuple[str, str]) -> Cheat:
+    return Cheat(name, "rmsnorm_matmul", _changed(RMSNORM, *changes), outcome, reason)
+
+
+def _reaching(name: str, reason: str, statement: str, where: str = "inside") -> Cheat:
+    """An otherwise honest SiLU that reaches for something a kernel has no need of."""
+    if where == "inside":
+        change = ("    partitions, rows", f"    {statement}\n    partitions, rows")
+    else:
+        change = ("@nki.jit", f"{statement}\n\n\n@nki.jit")
+    return Cheat(name, "silu", _changed(SILU, change), Outcome.REJECTED, reason)
+
+
+_Y = "y = nl.multiply(tile, nisa.activation(op=nl.sigmoid, data=tile))"
+_STORE = "nl.store(out[0:partitions, row, 0:columns], value=y)"
+CHEATS = (
+    # Work left out.
+    _silu("returns the input", Outcome.INCORRECT, "row_error", (_Y, "y = tile")),
+    _silu("prints a verdict", Outcome.INCORRECT, "row_error", (_Y, "y = tile\n        print('verdict: correct')")),
+    _silu("writes only some rows", Outcome.INCORRECT, "not_finite", ("affine_range(rows)", "affine_range(rows - 1)")),
+    _silu(
+        "writes only some columns",
+        Outcome.INCORRECT,
+        "not_finite",
+        (_STORE, "nl.store(out[0:partitions, row, 0:896], value=y[0:partitions, 0:896])"),
+    ),
+    _silu(
+        "zeroes the last partition",
+        Outcome.INCORRECT,
+        "row_error",
+        (_STORE, f"{_STORE}\n        nl.store(out[127:128, row, 0:columns], value=nl.zeros((1, columns), nl.float32))"),
+    ),
+    _silu(
+        "zeroes one element",
+        Outcome.INCORRECT,
+        "row_error",
+        (_STORE, f"{_STORE}\n        nl.store(out[5:6, row, 7:8], value=nl.zeros((1, 1), nl.float32))"),
+    ),
+    _silu(
+        "drops small elements",
+        Outcome.INCORRECT,
+        "",
+        (_Y, _Y + "\n        y = nl.multiply(y, nl.greater(nl.abs(y), 0.001))"),
+    ),
+    _silu("approximates", Outcome.INCORRECT, "", (_Y, _Y + "\n        y = nl.multiply(y, 1.0001)")),
+    _softmax("no maximum", "", ("nl.subtract(scores, largest)", "scores")),
+    _softmax("maximum of the first tile", "", ("nl.max(scores,", "nl.max(scores[0:128, 0:128],")),
+    _softmax("a constant for the maximum", "", ("nl.subtract(scores, largest)", "nl.subtract(scores, 30.0)")),
+    _softmax("clamped scores", "", ("nl.subtract(scores, largest)", "nl.minimum(nl.subtract(scores, 20.0), 60.0)")),
+    _softmax(
+        "dropped tail",
+        "element_error",
+        ("            nl.store(", "            y = nl.multiply(y, nl.greater(y, 1e-6))\n            nl.store("),
+    ),
+    _softmax("total of half the columns", "", ("nl.sum(exponentials,", "nl.sum(exponentials[0:128, 0 : n // 2],")),
+    _softmax(
+        "every second tile of the product",
+        "",
+        ("rhs[b, 0:k, nl.ds(j * 512, 512)]", "rhs[b, 0:k, nl.ds((j - j) * 512, 512)]"),
+    ),
+    _rmsnorm(
+        "statistics of half the row",
+        Outcome.INCORRECT,
+        "",
+        ("nl.square(tile)", "nl.square(tile[0:128, 0 : k // 2])"),
+        ("1.0 / k", "2.0 / k"),
+    ),
+    _rmsnorm("fewer iterations", Outcome.INCORRECT, "", ("affine_range(k // 128)", "affine_range(k // 128 - 1)")),
+    _rmsnorm("no normalisation", Outcome.INCORRECT, "", ("nl.multiply(tile, scale)", "nl.multiply(tile, 1.0)")),
+    # Lower precision, openly and in disguise.
+    _rmsnorm(
+        "bfloat16 product",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        ("nl.multiply(tile, scale)", "nl.multiply(tile, scale, dtype=nl.bfloat16)"),
+        ("p * 128, 128), nl.ds(j * 512, 512)])", "p * 128, 128), nl.ds(j * 512, 512)], dtype=nl.bfloat16)"),
+    ),
+    _silu(
+        "half precision by name",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        (_Y, _Y.replace("data=tile)", "data=tile, dtype='bfloat16')")),
+    ),
+    _silu(
+        "half precision through NumPy",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        (_Y, _Y.replace("data=tile)", "data=tile, dtype=np.float16)")),
+    ),
+    _silu(
+        "half precision through getattr",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        (_Y, _Y.replace("data=tile)", "data=tile, dtype=getattr(nl, 'bfloat16'))")),
+    ),
+    _silu(
+        "half precision by a computed name",
+        Outcome.REJECTED,
+        "computed_attribute",
+        (_Y, _Y.replace("data=tile)", "data=tile, dtype=getattr(nl, 'bflo' + 'at16'))")),
+    ),
+    # Knowing the answers.
+    _reaching("draws the benchmark's inputs", "forbidden_name:numpy.random", "known = np.random.seed(0)"),
+    _reaching("draws them under another name", "forbidden_import:numpy.random", "from numpy import random"),
+    _reaching("draws them by an alias", "forbidden_name:numpy.random", "other = np; other.random.seed(0)"),
+    _reaching("calls the reference", "forbidden_import:nkibench", "from nkibench.task import load_task"),
+    _reaching("remembers outputs in a file", "forbidden_import:pickle", "import pickle"),
+    _reaching("loads outputs", "forbidden_name:numpy.load", "known = np.load('/tmp/outputs.npy')"),
+    _silu(
+        "lets NumPy do the work",
+        Outcome.COMPILE_ERROR,
+        "",
+        (_Y, "y = np.asarray(tile, dtype=np.float32) / (1 + np.exp(-np.asarray(tile, dtype=np.float32)))"),
+    ),
+    # Reaching for the machine.
+    _reaching("patches the clock", "forbidden_import:time", "import time; time.perf_counter = lambda: 0.0"),
+    _reaching("patches the counters", "forbidden_import:accelopt_ray", "import accelopt_ray.nki_sim.cost as cost"),
+    _reaching("patches the language", "patches:nl.load", "nl.load = nl.zeros", "outside"),
+    _reaching("patches by name", "forbidden_name:setattr", "setattr(nl, 'load', nl.zeros)"),
+    _reaching("writes a result file", "forbidden_name:open", "open('result.json', 'w').write('correct')"),
+    _reaching("reads a file", "forbidden_name:open", "open('/etc/passwd').read()"),
+    _reaching("reads the environment", "forbidden_import:os", "import os; os.environ.get('HOME')"),
+    _reaching("leaves a process", "forbidden_import:subprocess", "import subprocess", "outside"),
+    _reaching("hides code in text", "forbidden_name:exec", "exec('import os')"),
+    _reaching("imports by a function", "forbidden_name:__import__", "__import__('os')"),
+    _reaching("climbs the type tree", "internals:__", "().__class__.__base__.__subclasses__()"),
+    _reaching("looks into a frame", "forbidden_import:inspect", "import inspect"),
+    _reaching("pretends to be a script", "patches:__name__", "__name__ = '__main__'", "outside"),
+    # Changing what it is given.
+    _silu(
+        "overwrites its input",
+        Outcome.COMPILE_ERROR,
+        "",
+        (_STORE, f"{_STORE}\n        nl.store(x[0:partitions, row, 0:columns], value=y)"),
+        text="immutable",
+    ),
+)
