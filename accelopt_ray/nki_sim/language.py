@@ -227,7 +227,10 @@ def _create(shape: Any, dtype: Any, buffer: Any, name: str, fill: float | None, 
     made = builder.new_buffer(space, sizes, element, name=str(name or ""), block_dims=block_dims, fill=fill)
     made.allocated = allocated
     made.written = fill is not None
-    return whole(made)
+    tensor = whole(made)
+    if block_dims:  # the shape keeps its mark, so that a tensor made from it has the same partition dimension
+        tensor.shape = (*sizes[:block_dims], ParDim(sizes[block_dims]), *sizes[block_dims + 1 :])
+    return tensor
 
 
 def ndarray(

@@ -464,3 +464,40 @@ def test_a_loop_whose_index_decides_is_unrolled() -> None:
     expected[:, 64:128] *= 2
     expected[:, 192:] *= 2
     check(body, expected, x)
+
+
+def test_rows_are_added_at_positions_given_by_a_tile() -> None:
+    rows = _RNG.permutation(300)[:128].reshape(128, 1).astype(np.int32)
+    body = """
+    zero = nl.zeros((100, 64), dtype=nl.float32)
+    for i in nl.affine_range(3):
+        nl.store(out[i * 100:(i + 1) * 100, :], zero)
+    r = nl.load(rows)
+    nl.atomic_rmw(out[r[nl.arange(128)[:, None], 0], nl.arange(64)[None, :]], nl.load(x), op=np.add)
+    """
+    expected = np.zeros((300, 64), np.float32)
+    expected[rows[:, 0]] += _X
+    check(body, expected, _X, rows, parameters="x, rows", out="(300, 64)")
+
+
+def test_a_transposing_dma() -> None:
+    check("nl.store(out, nisa.dma_transpose(x))", _X.T, _X, out="(64, 128)")
+
+
+def test_random_numbers_lie_in_the_unit_interval() -> None:
+    values = run("nl.store(out, nl.rand((128, 64)))", _X)
+    assert ((values >= 0) & (values < 1)).all()
+    assert abs(float(values.mean()) - 0.5) < 0.05
+
+
+def test_tensors_with_an_address_of_their_own() -> None:
+    body = """
+    t = nl.ndarray((2, nl.par_dim(128), 64), dtype=nl.float32, buffer=nki.compiler.sbuf.mod_alloc(base_addr=0))
+    u = nl.empty_like(t)
+    for i in nl.affine_range(2):
+        t[i] = nl.load(x)
+        u[i] = nl.add(t[i], float(1))
+        nl.store(out[:, i * 64:(i + 1) * 64], u[i])
+    """
+    check(body, np.concatenate([_X + 1, _X + 1], 1), _X, out="(128, 128)")
+    check("t = nl.empty_like(nl.load(x))\nt[...] = 2.0\nnl.store(out, t)", np.full(_X.shape, 2.0), _X)
