@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,20 +54,12 @@ def connected(cpus: int | None = None) -> Iterator[Cluster]:
     """
     existing = os.environ.get("RAY_ADDRESS")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if existing:
-        _connect(existing)
-    else:
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        ray.init(
-            address="local",
-            num_cpus=cpus,
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=False,
-        )
     try:
+        with _ray_signals_translated():
+            if existing:
+                _connect(existing)
+            else:
+                _start_local(cpus)
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
         yield Cluster(
             local=not existing,
@@ -75,6 +69,40 @@ def connected(cpus: int | None = None) -> Iterator[Cluster]:
         )
     finally:
         ray.shutdown()
+
+
+def _start_local(cpus: int | None) -> None:
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    ray.init(
+        address="local",
+        num_cpus=cpus,
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+        configure_logging=False,
+    )
+
+
+@contextmanager
+def _ray_signals_translated() -> Iterator[None]:
+    """Keeps SIGTERM's handler, which Ray replaces with one that exits without the caller's cleaning up.
+
+    Raises:
+        KeyboardInterrupt: SIGTERM came while Ray's handler was in place.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    except SystemExit as error:
+        if error.code == signal.SIGTERM:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _connect(address: str) -> None:

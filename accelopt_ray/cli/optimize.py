@@ -143,7 +143,7 @@ def _check_device_and_models(config: RunConfig) -> None:
 
 @contextlib.contextmanager
 def _claimed(output: Path) -> Iterator[None]:
-    """Makes the run's folder; takes it away again if the user's mistake is found before anything was written there.
+    """Makes the run's folder; takes it away again if the run ends before anything was written there.
 
     Raises:
         UserError: It holds something already, or cannot be written.
@@ -158,12 +158,11 @@ def _claimed(output: Path) -> Iterator[None]:
         raise UserError(f"cannot write {output} ({error.strerror}): choose another folder with --output") from None
     try:
         yield
-    except UserError:
+    finally:
         with contextlib.suppress(OSError):  # what is not empty stays
             (output / "trajectory").rmdir()
             if made:
                 output.rmdir()
-        raise
 
 
 @contextlib.contextmanager
@@ -202,6 +201,7 @@ def _run(config: RunConfig, task: Task, run_id: str) -> Outcome | None:
         from actors.run import RunFailedError, start_run
 
         with connected(config.slots) as cluster:
+            progress.say(f"{'local Ray cluster' if cluster.local else 'Ray cluster'} ready, {cluster.cpus} CPUs")
             run = start_run(config, run_id, cluster)
             (config.output / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
             try:

@@ -39,6 +39,8 @@ class Progress:
         self.tally.record(name, [values])
         if name == "evaluations":
             self._evaluation(values, baseline, best)
+        elif name == "search_started":
+            self.say("evaluating the baseline")
         elif name == "iterations" and values["iteration"]:
             self._iteration(values)
         elif name == "llm_calls" and values["outcome"] == "error" and self.tally.failed_calls <= _FAILED_CALLS_SHOWN:
