@@ -1,7 +1,7 @@
 """Matrix products with a number of BLAS threads that suits the machine's load.
 
 The threads of one BLAS product wait for each other actively. On idle cores that halves the time; on cores that other
-processes keep busy, a product of tenths of a millisecond takes tens of milliseconds. So small products run on one thread,
+processes keep busy, a product of tenths of a millisecond takes tens of milliseconds. Small products run on one thread,
 and large ones on all cores only as long as that is faster. Products never run concurrently from several Python threads:
 OpenBLAS gives wrong results there after its number of threads was lowered.
 """

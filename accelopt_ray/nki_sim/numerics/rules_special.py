@@ -128,7 +128,7 @@ def match_replace8(site: Site) -> Step:
             index = np.maximum(place, 0)
             kept = np.take_along_axis(rows, index, -1)
             np.put_along_axis(rows, index, np.where(place >= 0, replacement, kept), -1)
-        return rows.reshape(data.shape)
+        return np.asarray(rows.reshape(data.shape))
 
     if len(site.outputs) < 2:
         return _whole_tile(site, [read, wanted], compute)

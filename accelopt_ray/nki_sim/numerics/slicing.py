@@ -20,7 +20,7 @@ from accelopt_ray.nki_sim.numerics.dependence import choose_batched_loops
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.execute import Executable
 from accelopt_ray.nki_sim.numerics.geometry import Interval, Nest, Statement, tile_range, touches
-from accelopt_ray.nki_sim.program import Access, Buffer, Loop, Node, Program, Role
+from accelopt_ray.nki_sim.program import Access, Buffer, Loop, Node, Program
 
 Array = NDArray[Any]
 
@@ -95,37 +95,43 @@ class _Cells:
 
     def meets(self, lows: list[NDArray[np.int64]], highs: list[NDArray[np.int64]], count: int) -> NDArray[np.bool_]:
         """Tells for each box whether it holds a demanded cell."""
-        if self.demanded.ndim == 0:
-            return np.full(count, bool(self.demanded))
         if self.demanded.all():
             return np.ones(count, bool)
-        sums = self.demanded.astype(np.int64)
-        for axis in range(sums.ndim):
-            sums = np.cumsum(sums, axis=axis)
-        sums = np.pad(sums, [(1, 0)] * sums.ndim)
+        wide = _wide_dims(lows, highs)
+        if not wide:
+            return np.broadcast_to(self.demanded[tuple(lows)], count)
+        sums = self.demanded.astype(np.int32)
+        for axis in wide:
+            sums = np.cumsum(sums, axis=axis, dtype=np.int32)
+        sums = np.pad(sums, [(int(axis in wide), 0) for axis in range(sums.ndim)])
         total = np.zeros(count, np.int64)
-        for corner in product((0, 1), repeat=sums.ndim):
-            where = tuple(high + 1 if pick else low for pick, low, high in zip(corner, lows, highs, strict=False))
-            total += (-1) ** (sums.ndim - sum(corner)) * sums[where]
+        for corner in product((0, 1), repeat=len(wide)):
+            where = list(lows)
+            for axis, pick in zip(wide, corner, strict=True):
+                where[axis] = highs[axis] + 1 if pick else lows[axis]
+            total += (-1) ** (len(wide) - sum(corner)) * sums[tuple(where)]
         return total > 0
 
     def demand(self, lows: list[NDArray[np.int64]], highs: list[NDArray[np.int64]]) -> bool:
         """Demands the cells of the boxes; tells whether any was new."""
         if self.demanded.all():
             return False
-        if self.demanded.ndim == 0:
-            self.demanded = np.ones((), bool)
-            return True
-        marks = np.zeros(tuple(size + 1 for size in self.demanded.shape), np.int64)
-        for corner in product((0, 1), repeat=marks.ndim):
-            where = tuple(high + 1 if pick else low for pick, low, high in zip(corner, lows, highs, strict=False))
-            np.add.at(marks, where, (-1) ** sum(corner))
-        for axis in range(marks.ndim):
-            marks = np.cumsum(marks, axis=axis)
-        found = marks[tuple(slice(0, -1) for _ in self.demanded.shape)] > 0
-        is_new = bool((found & ~self.demanded).any())
-        self.demanded |= found
-        return is_new
+        before = int(self.demanded.sum())
+        wide = _wide_dims(lows, highs)
+        if not wide:
+            self.demanded[tuple(lows)] = True
+        else:
+            shape = tuple(size + int(axis in wide) for axis, size in enumerate(self.demanded.shape))
+            marks = np.zeros(shape, np.int32)
+            for corner in product((0, 1), repeat=len(wide)):
+                where = list(lows)
+                for axis, pick in zip(wide, corner, strict=True):
+                    where[axis] = highs[axis] + 1 if pick else lows[axis]
+                np.add.at(marks, tuple(where), (-1) ** sum(corner))
+            for axis in wide:
+                marks = np.cumsum(marks, axis=axis, dtype=np.int32)
+            self.demanded |= marks[tuple(slice(0, size) for size in self.demanded.shape)] > 0
+        return int(self.demanded.sum()) > before
 
     def demand_region(self, region: Region) -> None:
         """Demands the cells of a box given in the buffer's coordinates."""
@@ -135,6 +141,11 @@ class _Cells:
             last = int(np.searchsorted(cuts, high - 1, side="right")) - 1
             selection.append(slice(first, last + 1))
         self.demanded[tuple(selection)] = True
+
+
+def _wide_dims(lows: list[NDArray[np.int64]], highs: list[NDArray[np.int64]]) -> list[int]:
+    """Returns the dimensions along which some box has more than one cell."""
+    return [dim for dim, (low, high) in enumerate(zip(lows, highs, strict=True)) if (low != high).any()]
 
 
 def _pick(values: Array, grid: tuple[int, ...], chosen: Array | None) -> NDArray[np.int64]:
@@ -174,6 +185,10 @@ class Demand:
         self._nest = nest
         self._batched = batched
         self._cells: dict[int, _Cells] = {}
+        self._last_write = {
+            buffer: max((entry.statement.position for entry in entries if entry.is_write), default=-1)
+            for buffer, entries in nest.touches.items()
+        }
         program = nest.program
         self.needed: dict[int, NDArray[np.bool_]] = {}
         for statement in nest.statements:
@@ -216,11 +231,11 @@ class Demand:
             if int(needed.sum()) == before:
                 continue
             for touch in touches(statement):
-                role = self._nest.program.buffers[touch.access.buffer].role
-                if touch.is_write or role is Role.CONSTANT:
+                if touch.is_write or self._last_write[touch.access.buffer] < 0:
                     continue
                 cells = self._of(touch.access.buffer)
-                changed |= cells.demand(*cells.boxes(touch.access, statement, self._nest, self._batched, needed))
+                is_new = cells.demand(*cells.boxes(touch.access, statement, self._nest, self._batched, needed))
+                changed |= is_new and self._last_write[touch.access.buffer] >= statement.position
         return changed
 
     def statement_test(self, instruction: int, indices: dict[int, int]) -> Callable[[], bool] | None:
