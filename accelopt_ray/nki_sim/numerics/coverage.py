@@ -6,7 +6,7 @@ same iteration; loops around the write alone have finished, so their writes coun
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from accelopt_ray.nki_sim.numerics.geometry import (
@@ -19,7 +19,10 @@ from accelopt_ray.nki_sim.numerics.geometry import (
     value_range,
     without,
 )
-from accelopt_ray.nki_sim.program import Affine, DimIndex, Instruction, MaskTerm, Opcode, Role
+from accelopt_ray.nki_sim.program import Affine, DimIndex, MaskTerm, Opcode, Role
+
+#: How many accesses before a read are searched for the writes that cover it; beyond, memory is simply filled.
+_LOOK_BACK = 64
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,14 @@ def plan_initialisation(buffer: int, scope: int | None, nest: Nest) -> Initialis
     """Decides whether the memory of ``buffer`` must be filled at the start of each iteration of ``scope``."""
     entry = nest.program.buffers[buffer]
     entries = nest.touches[buffer]
+    first_write = min((touch.statement.position for touch in entries if touch.is_write), default=-1)
     overwrites = frozenset(
         touch.statement.instruction.id
         for touch in entries
-        if touch.is_write and entry.fill == 0 and _first_write_replaces(touch, scope, nest)
+        if touch.is_write
+        and entry.fill == 0
+        and touch.statement.position == first_write
+        and _first_write_replaces(touch, scope, nest)
     )
     needs_final_read = entry.role is Role.OUTPUT
     terms: list[tuple[MaskTerm, tuple[int, ...]]] = []
@@ -75,26 +82,16 @@ def plan_initialisation(buffer: int, scope: int | None, nest: Nest) -> Initialis
     return Initialisation(False, tuple(terms), overwrites)
 
 
-def reduction_loops(instruction: Instruction, loops: Iterable[int]) -> tuple[int, ...]:
-    """Returns the loops among ``loops`` that do not move the instruction's output."""
-    output = instruction.outputs[0]
-    return tuple(
-        loop for loop in loops if not any(coefficient(index.start, loop) for index in output.index)
-    )
-
-
 def _first_write_replaces(touch: Touch, scope: int | None, nest: Nest) -> bool:
-    """Tells whether a product accumulates into memory that nothing wrote before, each element by one sweep."""
+    """Tells whether a buffer's first write is a product that accumulates each element in one sweep.
+
+    The loops that do not move the output are the sweep; the others must move it to new elements.
+    """
     instruction = touch.statement.instruction
     if instruction.opcode is not Opcode.MATMUL or not instruction.accumulate:
         return False
     inside = _loops_inside(touch.statement.loops, scope)
     created = set(nest.program.buffers[touch.access.buffer].loops)
-    for other in nest.touches[touch.access.buffer]:
-        if other.is_write and other.statement.position < touch.statement.position:
-            return False
-        # A loop around the accumulation that does not move it sweeps over its elements again and again; the sweep
-        # must be all that happens to them inside that loop.
     for loop in inside:
         if loop in created:
             continue
@@ -130,12 +127,12 @@ def _covering_masks(
     """Returns the masks under which earlier writes cover ``read``, or None when they do not."""
     if any(index.indirect is not None or index.tables for index in read.access.index):
         return None
+    entries = nest.touches[read.access.buffer]
+    end = bisect_left(entries, read.statement.position, key=lambda touch: touch.statement.position)
     writes = [
         touch
-        for touch in nest.touches[read.access.buffer]
-        if touch.is_write
-        and touch.statement.position < read.statement.position
-        and touch.access.view_shape == read.access.view_shape
+        for touch in entries[max(0, end - _LOOK_BACK) : end]
+        if touch.is_write and touch.access.view_shape == read.access.view_shape
     ]
     return _covered(None, writes, read.statement.loops, overwrites, nest, read.access.view_shape, read)
 
@@ -157,15 +154,15 @@ def _covered(
         target = box if read is None else _read_box(read, shared, nest)
         if target is None:
             continue
-        pieces: list[_Box] = []
+        pieces: list[tuple[Interval, ...]] = []
         terms: list[tuple[MaskTerm, tuple[int, ...]]] = []
-        for write in members:
+        for number, write in enumerate(members):
             piece = _write_box(write, shared, overwrites, nest, shape)
-            if piece is None or piece[0].symbols != target.symbols:
-                continue
-            pieces.append(piece[0])
-            terms.extend((term, write.access.shape) for term in piece[1])
-            if _union_contains([p.reach for p in pieces], target.reach):
+            if piece is not None and piece[0].symbols == target.symbols:
+                pieces.append(piece[0].reach)
+                terms.extend((term, write.access.shape) for term in piece[1])
+            is_last = number == len(members) - 1
+            if (is_last or len(pieces) & (len(pieces) - 1) == 0) and _union_contains(pieces, target.reach):
                 return terms
     return None
 
@@ -242,29 +239,29 @@ def _keeps_in_bounds(term: MaskTerm, index: DimIndex, extent: int) -> bool:
 
 def _union_contains(boxes: list[tuple[Interval, ...]], target: tuple[Interval, ...]) -> bool:
     """Tells whether the union of ``boxes`` contains ``target``, by joining boxes that touch along one dimension."""
-    pending = list(boxes)
+    pending = boxes
     while True:
-        if any(all(b.low <= t.low and t.high <= b.high for b, t in zip(box, target, strict=False)) for box in pending):
+        if any(all(b.low <= t.low and t.high <= b.high for b, t in zip(box, target, strict=True)) for box in pending):
             return True
-        joined = _join_once(pending)
-        if joined is None:
+        before = len(pending)
+        for dim in range(len(target)):
+            pending = _joined(pending, dim)
+        if len(pending) == before:
             return False
-        pending = joined
 
 
-def _join_once(boxes: list[tuple[Interval, ...]]) -> list[tuple[Interval, ...]] | None:
-    for i, first in enumerate(boxes):
-        for j in range(i + 1, len(boxes)):
-            second = boxes[j]
-            differing = [d for d in range(len(first)) if first[d] != second[d]]
-            if len(differing) > 1:
-                continue
-            rest = boxes[:i] + boxes[i + 1 : j] + boxes[j + 1 :]
-            if not differing:
-                return [*rest, first]
-            dim = differing[0]
-            a, b = sorted((first[dim], second[dim]), key=lambda interval: interval.low)
-            if b.low <= a.high + 1:
-                merged = Interval(a.low, max(a.high, b.high))
-                return [*rest, (*first[:dim], merged, *first[dim + 1 :])]
-    return None
+def _joined(boxes: list[tuple[Interval, ...]], dim: int) -> list[tuple[Interval, ...]]:
+    """Joins boxes that differ in one dimension only and touch there."""
+    groups: dict[tuple[Interval, ...], list[Interval]] = {}
+    for box in boxes:
+        groups.setdefault((*box[:dim], *box[dim + 1 :]), []).append(box[dim])
+    result: list[tuple[Interval, ...]] = []
+    for rest, intervals in groups.items():
+        merged: list[Interval] = []
+        for interval in sorted(intervals, key=lambda candidate: candidate.low):
+            if merged and interval.low <= merged[-1].high + 1:
+                merged[-1] = Interval(merged[-1].low, max(merged[-1].high, interval.high))
+            else:
+                merged.append(interval)
+        result.extend((*rest[:dim], interval, *rest[dim:]) for interval in merged)
+    return result

@@ -22,6 +22,9 @@ PRODUCT_LIMIT = 1 << 19
 #: A scan costs one call per column, so it gains from many rows.
 SCAN_LIMIT = 1 << 21
 
+#: Longer bodies (unrolled loops) are not examined: the pairs of their accesses are too many.
+_LONGEST_BODY = 128
+
 _UNBATCHABLE = frozenset({Opcode.RANDOM, Opcode.DROPOUT, Opcode.LOCAL_GATHER, Opcode.STREAM_SHUFFLE})
 
 
@@ -70,7 +73,7 @@ def _visit(
                 flat.extend(inner)
         else:
             flat.append(node)
-    if not is_flat or not flat or loop.trips < 1:
+    if not is_flat or not flat or loop.trips < 1 or len(flat) > _LONGEST_BODY:
         return None
     if any(_depends_on(instruction, loop.id) or instruction.opcode in _UNBATCHABLE for instruction in flat):
         return None

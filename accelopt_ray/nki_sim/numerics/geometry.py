@@ -38,25 +38,29 @@ def coefficient(affine: Affine, loop: int) -> int:
 
 def without(affine: Affine, loops: Container[int]) -> Affine:
     """Returns ``affine`` with the terms of ``loops`` dropped."""
+    if not affine.terms:
+        return affine
     return Affine(affine.constant, tuple(term for term in affine.terms if term[0] not in loops))
 
 
 def value_range(affine: Affine, trips: Mapping[int, int]) -> Interval:
     """Returns the hull of ``affine`` over all iterations."""
-    total = Interval(affine.constant, affine.constant)
+    low = high = affine.constant
     for loop, factor in affine.terms:
-        total = total + Interval.multiples(factor, trips[loop])
-    return total
+        reach = factor * (trips[loop] - 1)
+        low, high = low + min(0, reach), high + max(0, reach)
+    return Interval(low, high)
 
 
 def tile_range(index: DimIndex, shape: tuple[int, ...]) -> Interval:
     """Returns the hull of what the tile axes add to an index (the start left out)."""
-    total = Interval(0, 0)
+    low = high = 0
     for axis, stride in index.strides:
-        total = total + Interval.multiples(stride, shape[axis])
+        reach = stride * (shape[axis] - 1)
+        low, high = low + min(0, reach), high + max(0, reach)
     for _, table in index.tables:
-        total = total + Interval(min(table), max(table))
-    return total
+        low, high = low + min(table), high + max(table)
+    return Interval(low, high)
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,12 @@ def _storage(buffer: Buffer, nest: Nest, batched: frozenset[int]) -> Storage:
         return natural
     common = nest.common_loops(buffer.id)
     created = [loop for loop in buffer.loops if loop in common]
-    own_iterations = [loop for loop in created if loop not in batched]
-    expansion = [loop for loop in created if loop in batched]
+    # Iterations can share memory only from the outside in: inside a loop that the buffer outlives (the loop of a loop
+    # reduction), and inside a batched loop, each iteration needs its own.
+    outer = 0
+    while outer < len(created) and created[outer] == common[outer] and created[outer] not in batched:
+        outer += 1
+    own_iterations, expansion = created[:outer], created[outer:]
     touches = nest.touches[buffer.id]
     if any(touch.access.view_shape != buffer.shape for touch in touches):
         elements = prod(buffer.shape)
