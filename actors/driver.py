@@ -22,6 +22,7 @@ from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.tally import Tally, best_kernel_file
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
+from actors.memory import RemoteStore
 from actors.pool import ProfilerPool
 from actors.services import RayServices, Rows
 from nkibench.task import load_task
@@ -100,7 +101,13 @@ class SearchDriver:
     """An asynchronous Ray actor that runs one search. Watching and stopping work while it runs."""
 
     def __init__(
-        self, config: RunConfig, run_id: str, recorder: Any, workers: Sequence[Any], start_worker: Callable[[int], Any]
+        self,
+        config: RunConfig,
+        run_id: str,
+        recorder: Any,
+        memory: Any,
+        workers: Sequence[Any],
+        start_worker: Callable[[int], Any],
     ) -> None:
         """Takes over what was started for it; nothing runs yet.
 
@@ -108,12 +115,14 @@ class SearchDriver:
             config: The resolved configuration.
             run_id: Names the run.
             recorder: Handle of the run's :class:`~actors.recorder.Recorder`.
+            memory: Handle of its :class:`~actors.memory.Memory`.
             workers: Handles of its profilers.
             start_worker: Starts another profiler for a slot.
         """
         self._config = config
         self._run_id = run_id
         self._recorder = recorder
+        self._memory = RemoteStore(memory)
         self._pool = ProfilerPool(workers, start_worker)
         self._events = EventLog()
         self._tally = Tally()
@@ -165,6 +174,7 @@ class SearchDriver:
                 self._task,
                 services,
                 task_ref=TaskRef(self._task.location, tuple(self._config.shape.items())),
+                memory=self._memory,
             )
             await described
         finally:

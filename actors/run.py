@@ -17,6 +17,7 @@ from accelopt_ray.tally import Tally
 from actors.cluster import Cluster
 from actors.driver import Outcome, SearchDriver
 from actors.events import Event
+from actors.memory import Memory
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
 from actors.recorder import Recorder
 
@@ -104,6 +105,8 @@ def start_run(config: RunConfig, run_id: str, cluster: Cluster, make_evaluator: 
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     beside_us = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
     recorder = ray.remote(Recorder).options(**beside_us).remote(str(config.output / "trajectory"), run_id)
+    settings = config.search_settings()
+    memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
     workers = [start(slot) for slot in range(slots)]
-    driver: Any = ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, workers, start)
+    driver: Any = ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, workers, start)
     return Run(driver, recorder, driver.run.remote())

@@ -15,6 +15,7 @@ from accelopt_ray.search.candidates import Candidate
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.history import RememberingServices
 from accelopt_ray.search.identifiers import Identifiers
+from accelopt_ray.search.memory import ExperienceStore
 from accelopt_ray.search.rows import Row, source_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings
@@ -64,6 +65,7 @@ class SearchContext:
     prompts: PromptLibrary
     stoppers: Sequence[Stopper]
     ids: Identifiers
+    memory: ExperienceStore
     baseline_latency_ms: float | None = None
     best: Candidate | None = None
     iteration: int = 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from accelopt_ray.agents.lessons import parse_lesson
 from accelopt_ray.search.candidates import PlanGroup
 from accelopt_ray.search.context import SearchContext, all_or_cancel, has_text
-from accelopt_ray.search.memory import ExperienceItem, RewritePair, select_experiences, update_memory
+from accelopt_ray.search.memory import ExperienceItem, RewritePair, select_experiences
 from accelopt_ray.search.rows import memory_row
 from accelopt_ray.search.streams import stream
 
@@ -31,7 +31,7 @@ async def learn(
     summarised = await all_or_cancel(*(_summarise(context, rank, pair) for rank, pair in enumerate(pairs)))
     new = [item for item in summarised if item is not None]
     forgetting = stream(settings.seed, "forgetting", name, iteration)
-    kept = update_memory(settings.memory_rule, memory, new, settings.memory_capacity, forgetting)
+    kept = await context.memory.update(new, forgetting)
     kept_ids = {item.item_id for item in kept}
     leaving = [item for item in [*memory, *new] if item.item_id not in kept_ids]
     await context.record("memory_items", *(memory_row(name, item) for item in new))

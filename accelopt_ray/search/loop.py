@@ -36,7 +36,7 @@ from accelopt_ray.search.history import History, RememberingServices
 from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.search.iteration import Iteration, IterationResult
 from accelopt_ray.search.lessons import learn
-from accelopt_ray.search.memory import ExperienceItem
+from accelopt_ray.search.memory import ExperienceItem, ExperienceStore, LocalStore
 from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
 from accelopt_ray.search.services import Services
 from accelopt_ray.search.settings import SearchSettings, SelectionRule
@@ -103,6 +103,7 @@ async def run_search(
     task_ref: TaskRef | None = None,
     history: History | None = None,
     stoppers: Sequence[Stopper] = (),
+    memory: ExperienceStore | None = None,
 ) -> SearchResult:
     """Searches for a faster kernel.
 
@@ -114,6 +115,7 @@ async def run_search(
         task_ref: How evaluations find the task; its name without parameters by default.
         history: Durable state of an earlier, interrupted run of the same search; nothing in it is asked for again.
         stoppers: Rules that end the search, besides those of the settings.
+        memory: Keeps the experience memory, empty at first; this process by default.
 
     Returns:
         The result. Failed calls, plans and kernels are part of it.
@@ -129,6 +131,7 @@ async def run_search(
         prompts=prompts or PromptLibrary(),
         stoppers=[*stoppers_for(settings), *stoppers],
         ids=Identifiers(task.name),
+        memory=memory or LocalStore(settings.memory_rule, settings.memory_capacity),
     )
     return await _Search(context).run()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.search.beam import fastest, slowest
@@ -129,6 +130,28 @@ def update_memory(
         return queue[max(0, len(queue) - capacity) :]
     room = max(0, capacity - len(new))
     return [*new, *forgetting.sample(list(old), min(room, len(old)))]
+
+
+class ExperienceStore(Protocol):
+    """Who keeps one task's memory between iterations: the search's own process, or an actor beside it."""
+
+    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+        """Takes an iteration's items in and returns the memory after it; arguments as in :func:`update_memory`."""
+
+
+class LocalStore:
+    """The memory in the search's own process."""
+
+    def __init__(self, rule: MemoryRule | str, capacity: int) -> None:
+        """Starts empty; arguments as in :func:`update_memory`."""
+        self._rule = rule
+        self._capacity = capacity
+        self._items: list[ExperienceItem] = []
+
+    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+        """As :meth:`ExperienceStore.update`."""
+        self._items = update_memory(self._rule, self._items, new, self._capacity, forgetting)
+        return list(self._items)
 
 
 def _telling_attempt(group: PlanGroup) -> Attempt | None:
