@@ -66,7 +66,7 @@ class DeviceConstants:
     scalar_ghz: float
     gpsimd_ghz: float
     sbuf_bytes: int
-    sbuf_reserve_bytes: int = 8192
+    sbuf_reserve_bytes: int = 12 * 1024
     psum_bytes: int = 16384
     psum_bank_bytes: int = 2048
     hbm_bytes_per_s: float = 410e9
@@ -128,7 +128,7 @@ TRN1 = DeviceConstants(
     vector_ghz=1.12,
     scalar_ghz=1.4,
     gpsimd_ghz=1.4,
-    sbuf_bytes=168 * 1024,
+    sbuf_bytes=164 * 1024,
     hbm_bytes_per_s=410e9,
     dma_bytes_per_us=255e3,
     exclusive_vector_gpsimd=True,
@@ -147,7 +147,7 @@ TRN2 = DeviceConstants(
     vector_ghz=0.96,
     scalar_ghz=1.2,
     gpsimd_ghz=1.2,
-    sbuf_bytes=200 * 1024,
+    sbuf_bytes=196 * 1024,
     hbm_bytes_per_s=362.5e9,
     dma_bytes_per_us=345e3,
     vector_fast_modes=True,
@@ -166,7 +166,7 @@ TRN3 = DeviceConstants(
     vector_ghz=1.2,
     scalar_ghz=1.2,
     gpsimd_ghz=1.2,
-    sbuf_bytes=232 * 1024,
+    sbuf_bytes=228 * 1024,
     hbm_bytes_per_s=612.5e9,
     dma_bytes_per_us=495e3,
     vector_fast_modes=True,

@@ -214,12 +214,14 @@ class Pricer:
             from_psum = sum(self.space(access) is Space.PSUM for access in tensors)
             if opcode is Opcode.SCAN:
                 return 2.0
+            # A quotient of two tiles is a reciprocal and a product.
+            division = device.reciprocal_cycles if instruction.attributes.get("op") == "divide" else 0.0
             if from_psum == 1 and len(tensors) == 2:
-                return 1.0
+                return 1.0 + division
             if half and on_sbuf and opcode is Opcode.TENSOR_TENSOR:
                 return 0.5 if device.vector_fast_modes else 1.0
-            return 2.0 if len(tensors) > 1 else 1.0
-        if opcode is Opcode.RECIPROCAL:
+            return (2.0 if len(tensors) > 1 else 1.0) + division
+        if opcode is Opcode.RECIPROCAL or self._divides_by_tile(instruction):
             return device.reciprocal_cycles
         if opcode is Opcode.BN_AGGR:
             return 13 / 3
@@ -230,6 +232,13 @@ class Pricer:
         if device.vector_fast_modes and half and opcode in (Opcode.COPY, Opcode.TENSOR_SCALAR):
             return 0.25 if on_sbuf else 0.5
         return 1.0
+
+    @staticmethod
+    def _divides_by_tile(instruction: Instruction) -> bool:
+        attributes = instruction.attributes
+        return instruction.opcode is Opcode.TENSOR_SCALAR and any(
+            attributes.get(f"op{number}") == "divide" and bool(attributes.get(f"reverse{number}")) for number in (0, 1)
+        )
 
     def _elementwise_tally(
         self, instruction: Instruction, inputs: list[Access], free: object, clipped: int
