@@ -21,7 +21,7 @@ _AXIS = 1
 
 @dataclass(frozen=True)
 class Linear:
-    """``constant + sum(coefficients[v] * v)``, between ``constant + slack_low`` and ``constant + slack_high`` besides."""
+    """``constant + sum(coefficients[v] * v)``, plus something between ``slack_low`` and ``slack_high``."""
 
     constant: int
     coefficients: Mapping[Variable, int]
@@ -71,13 +71,12 @@ def extremes(expression: Linear, extents: Mapping[Variable, int]) -> tuple[int, 
     return low, high
 
 
-def stays_below(
-    expression: Linear, limit: int, masks: Sequence[Linear], extents: Mapping[Variable, int]
-) -> bool:
+def stays_below(expression: Linear, limit: int, masks: Sequence[Linear], extents: Mapping[Variable, int]) -> bool:
     """Whether the expression never exceeds ``limit`` where all masks hold.
 
-    For any non-negative multipliers, ``expression`` is at most ``expression + sum(multiplier * mask)`` there. Multipliers
-    that cancel a shared variable are tried, for one mask and for pairs; that is exact for the masks kernels write.
+    For any non-negative multipliers, ``expression`` is at most ``expression + sum(multiplier * mask)`` there.
+    Multipliers that cancel a shared variable are tried, for one mask and for pairs; that is exact for the masks that
+    kernels write.
     """
     if extremes(expression, extents)[1] <= limit:
         return True
@@ -96,9 +95,7 @@ def stays_below(
     return False
 
 
-def stays_above(
-    expression: Linear, limit: int, masks: Sequence[Linear], extents: Mapping[Variable, int]
-) -> bool:
+def stays_above(expression: Linear, limit: int, masks: Sequence[Linear], extents: Mapping[Variable, int]) -> bool:
     """Whether the expression is never less than ``limit`` where all masks hold."""
     negated = Linear(
         -expression.constant,

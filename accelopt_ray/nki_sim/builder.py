@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 
 from accelopt_ray.nki_sim import errors
+from accelopt_ray.nki_sim.masks import mask_term
 from accelopt_ray.nki_sim.program import (
     Access,
     Attribute,
@@ -30,7 +31,7 @@ from accelopt_ray.nki_sim.program import (
     Role,
     Space,
 )
-from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, Site, mask_term
+from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, Site
 
 if TYPE_CHECKING:
     from accelopt_ray.nki_sim.tile import Tensor
@@ -74,6 +75,24 @@ class TracedBuffer:
     allocated: bool = False
     constant: np.ndarray[Any, Any] | None = None
     given_name: str = ""
+    naming: Naming | None = None
+
+
+@dataclass(eq=False)
+class Naming:
+    """How an instruction came to write a destination instead of its own result, so that it can be taken back.
+
+    Attributes:
+        record: The instruction.
+        value: Its own result.
+        destination: What it writes instead.
+        after: The last node of the body when the assignment was made.
+    """
+
+    record: Record
+    value: Tensor
+    destination: Tensor
+    after: Union[Record, LoopRecord]
 
 
 @dataclass(eq=False)
@@ -267,6 +286,8 @@ class Builder:
         )
         for value in record.operands.values():
             if not isinstance(value, (int, float)):
+                if value.buffer.naming is not None:
+                    self._take_back(value.buffer)
                 self.touch(value, record)
                 value.buffer.producer = None
         for output in outputs:
@@ -303,9 +324,7 @@ class Builder:
         if record.explicit_dtype and value.buffer.dtype != destination.buffer.dtype:
             return False
         space = destination.buffer.space
-        if record.opcode is Opcode.MATMUL or (
-            record.opcode is Opcode.TRANSPOSE and record.engine is Engine.TENSOR
-        ):
+        if record.opcode is Opcode.MATMUL or (record.opcode is Opcode.TRANSPOSE and record.engine is Engine.TENSOR):
             return space is Space.PSUM
         if record.engine in (Engine.DMA, Engine.GPSIMD):
             return space is Space.SBUF
@@ -317,9 +336,47 @@ class Builder:
         assert record is not None
         record.outputs[0] = destination
         value.buffer.producer = None
+        value.buffer.naming = Naming(record, value, destination, self.body[-1])
         self.touch(destination, record)
         destination.buffer.written = True
         return record
+
+    def _take_back(self, buffer: TracedBuffer) -> None:
+        """Copies after all: the kernel goes on using a result that was assigned elsewhere."""
+        naming = buffer.naming
+        assert naming is not None
+        buffer.naming = None
+        record, value, destination = naming.record, naming.value, naming.destination
+
+        def extra(
+            opcode: Opcode, out: Tensor, operands: dict[str, Union[Tensor, float, int]], **attributes: Any
+        ) -> Record:
+            return Record(
+                opcode,
+                Engine.ANY,
+                [out],
+                operands,
+                attributes,
+                list(record.mask),
+                record.line,
+                record.sequence,
+                record.body,
+            )
+
+        if record.accumulate:  # the addition that PSUM would have done; one of its operands must leave PSUM
+            moved = self.new_buffer(Space.SBUF, value.shape, value.buffer.dtype)
+            moved.name, moved.loops, moved.scopes = f"t{moved.id}", value.buffer.loops, value.buffer.scopes
+            tile = type(value)(moved, value.shape)
+            added = [
+                extra(Opcode.COPY, tile, {"src": value}),
+                extra(Opcode.TENSOR_TENSOR, destination, {"a": destination, "b": tile}, op="add"),
+            ]
+        else:
+            added = [extra(Opcode.COPY, destination, {"src": value})]
+        record.outputs[0] = value
+        record.accumulate = False
+        position = record.body.index(naming.after) + 1
+        record.body[position:position] = added
 
     def check_output_dependencies(self, destination: Tensor) -> None:
         """Raises when iterations of a parallel loop around here would all write the same place."""
@@ -364,9 +421,7 @@ class Builder:
             if buffer.id in used
         }
         constants = {
-            buffer.id: buffer.constant
-            for buffer in self.buffers
-            if buffer.constant is not None and buffer.id in used
+            buffer.id: buffer.constant for buffer in self.buffers if buffer.constant is not None and buffer.id in used
         }
         return Program(
             buffers=buffers,

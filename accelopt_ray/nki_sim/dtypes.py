@@ -6,7 +6,7 @@ device; ``tfloat32`` is stored in 32 bits and rounded by whoever computes with i
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -104,7 +104,8 @@ def itemsize(name: str) -> int:
 
 def storage(name: str) -> np.dtype[Any]:
     """NumPy dtype that holds elements of the type called ``name``."""
-    return np.dtype(_STORAGE[name])
+    dtype: np.dtype[Any] = np.dtype(_STORAGE[name])
+    return dtype
 
 
 def is_float(name: str) -> bool:
@@ -122,7 +123,7 @@ def _integer_range(name: str) -> tuple[int, int]:
     return int(info.min), int(info.max)
 
 
-@lru_cache(maxsize=None)
+@cache
 def promote(left: str, right: str) -> str:
     """Result type of an operation on two tensors.
 

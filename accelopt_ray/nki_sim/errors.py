@@ -49,7 +49,8 @@ def unsupported(what: str, line: int = 0) -> KernelError:
 
 def partitions_exceed_limit(partitions: int, limit: int = 128) -> KernelError:
     return compile_error(
-        f"number of partitions {partitions} exceed architecture limitation of {limit}.", "num_partition_exceed_arch_limit"
+        f"number of partitions {partitions} exceed architecture limitation of {limit}.",
+        "num_partition_exceed_arch_limit",
     )
 
 
@@ -236,9 +237,7 @@ def cannot_assign_to_index() -> KernelError:
 
 
 def outside_of_kernel() -> KernelError:
-    return compile_error(
-        "calling NKI API outside of NKI kernels is not supported.", "nki_api_outside_of_nki_kernel"
-    )
+    return compile_error("calling NKI API outside of NKI kernels is not supported.", "nki_api_outside_of_nki_kernel")
 
 
 def nested_kernel_with_grid(name: str, grid: Sequence[int]) -> KernelError:

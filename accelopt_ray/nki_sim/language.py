@@ -1,4 +1,4 @@
-"""``neuronxcc.nki.language``: tensors, loads and stores, mathematics, reductions.
+"""``neuronxcc.nki.language``: indices, tensors, loads and stores, products, the launch grid.
 
 Signatures follow the generation-A documentation, positional order included; what a call does is in
 :mod:`accelopt_ray.nki_sim.lowering`.
@@ -6,101 +6,18 @@ Signatures follow the generation-A documentation, positional order included; wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy as np
 
-from accelopt_ray.nki_sim import dtypes, errors, lowering, operators
+from accelopt_ray.nki_sim import assignment, dtypes, errors, lowering, operators, products
 from accelopt_ray.nki_sim import symbolic as sym
 from accelopt_ray.nki_sim.builder import current
-from accelopt_ray.nki_sim.loops import affine_range, sequential_range, static_range
 from accelopt_ray.nki_sim.program import Engine, Opcode, Role, Space
-from accelopt_ray.nki_sim.symbolic import Condition, DynamicSlice, Index, as_int
+from accelopt_ray.nki_sim.spaces import PSUM_BYTES, SBUF_USABLE_BYTES, ParDim
+from accelopt_ray.nki_sim.symbolic import DynamicSlice, Index, as_int
 from accelopt_ray.nki_sim.tile import Tensor, require_tile, whole
-
-#: Bytes per partition that the compiler can use.
-SBUF_USABLE_BYTES = {"trn1": 180_224, "trn2": 212_984, "trn3": 245_752}
-PSUM_BYTES = 16_384
-
-
-class MemorySpace(str):
-    """``nl.sbuf`` and the like: compares equal to its name."""
-
-    allocated = False
-
-    def __call__(self, *_args: Any, **_kwargs: Any) -> MemorySpace:
-        return self
-
-
-class AllocatedSpace(MemorySpace):
-    """A memory space with an address chosen by the kernel."""
-
-    allocated = True
-
-
-sbuf = MemorySpace("sbuf")
-psum = MemorySpace("psum")
-hbm = MemorySpace("hbm")
-private_hbm = MemorySpace("private_hbm")
-shared_hbm = MemorySpace("shared_hbm")
-
-float32 = dtypes.DType("float32")
-tfloat32 = dtypes.DType("tfloat32")
-bfloat16 = dtypes.DType("bfloat16")
-float16 = dtypes.DType("float16")
-float8_e4m3 = dtypes.DType("float8_e4m3")
-float8_e5m2 = dtypes.DType("float8_e5m2")
-int8 = dtypes.DType("int8")
-int16 = dtypes.DType("int16")
-int32 = dtypes.DType("int32")
-uint8 = dtypes.DType("uint8")
-uint16 = dtypes.DType("uint16")
-uint32 = dtypes.DType("uint32")
-bool_ = dtypes.DType("uint8")
-
-
-class fp32:  # noqa: N801 - the name is NKI's
-    """Limits of fp32."""
-
-    min = float(np.finfo(np.float32).min)
-    max = float(np.finfo(np.float32).max)
-
-
-class _TileSize:
-    """``nl.tile_size``: the hardware's limits on tiles."""
-
-    pmax = 128
-    psum_fmax = 512
-    gemm_stationary_fmax = 128
-    gemm_moving_fmax = 512
-    bn_stats_fmax = 512
-    psum_num_banks = 8
-    psum_bank_fmax = 512
-
-    @property
-    def total_available_sbuf_size(self) -> int:
-        """Usable bytes of SBUF per partition."""
-        return SBUF_USABLE_BYTES[current().target]
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise errors.unsupported(f"nl.tile_size.{name}")
-
-
-tile_size = _TileSize()
-
-
-class ParDim(int):
-    """A size marked as the partition dimension."""
-
-
-def par_dim(size: Any) -> ParDim:
-    """Marks a dimension of a shape as the partition dimension."""
-    return ParDim(as_int(size))
-
 
 # Indices.
 
@@ -110,17 +27,17 @@ def arange(*args: Any) -> Index:
     if not 1 <= len(args) <= 3:
         raise TypeError(f"arange() takes from 1 to 3 positional arguments but {len(args)} were given")
     values = range(*(as_int(value) for value in args))
-    return sym.arange(len(values), values.start if len(values) else 0, values.step)
+    return sym.arange(len(values), values.start if values else 0, values.step)
 
 
-class _Grid(tuple):  # type: ignore[type-arg]
+class _Grid(tuple[Index, ...]):
     """What ``nl.mgrid[...]`` gives: one index per axis, by position or as ``.p``, ``.x``, ``.y``, ``.z``."""
 
     def __getattr__(self, name: str) -> Index:
         position = {"p": 0, "x": 1, "y": 2, "z": 3, "w": 4, "f": 1}.get(name)
         if position is None or position >= len(self):
             raise AttributeError(f"mgrid has no axis {name!r}")
-        return self[position]  # type: ignore[no-any-return]
+        return self[position]
 
 
 class _MeshGrid:
@@ -167,7 +84,7 @@ def _resolve_space(buffer: Any) -> tuple[Space, str]:
     return space, name
 
 
-def _resolve_shape(shape: Any) -> tuple[tuple[int, ...], int | None]:
+def resolve_shape(shape: Any) -> tuple[tuple[int, ...], int | None]:
     given = shape if isinstance(shape, (tuple, list)) else (shape,)
     sizes = []
     partition: int | None = None
@@ -186,7 +103,7 @@ def _resolve_shape(shape: Any) -> tuple[tuple[int, ...], int | None]:
 
 def _create(shape: Any, dtype: Any, buffer: Any, name: str, fill: float | None, api: str) -> Tensor:
     builder = current()
-    sizes, partition = _resolve_shape(shape)
+    sizes, partition = resolve_shape(shape)
     space, space_name = _resolve_space(buffer)
     element, _ = lowering.result_dtype(dtype, "float32", api)
     if space is Space.HBM:
@@ -234,15 +151,18 @@ def _create(shape: Any, dtype: Any, buffer: Any, name: str, fill: float | None, 
 
 
 def ndarray(
-    shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", lazy_initialization: bool = False,
+    shape: Any,
+    dtype: Any,
+    *,
+    buffer: Any = None,
+    name: str = "",
+    lazy_initialization: bool = False,
 ) -> Tensor:
     """A tensor without values."""
     return _create(shape, dtype, buffer, name, None, "ndarray")
 
 
-def zeros(
-    shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", lazy_initialization: bool = False
-) -> Tensor:
+def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", lazy_initialization: bool = False) -> Tensor:
     """A tensor of zeros on chip."""
     return _create(shape, dtype, buffer, name, 0.0, "zeros")
 
@@ -291,9 +211,7 @@ def shared_constant(constant: Any, dtype: Any = None) -> Tensor:
         element = "int32"
     if element is None:
         raise errors.dtype_not_supported(dtype if dtype is not None else values.dtype, "shared_constant", dtypes.NAMES)
-    made = builder.new_buffer(
-        Space.HBM, tuple(values.shape), element, role=Role.CONSTANT, outside=tuple(builder.loops)
-    )
+    made = builder.new_buffer(Space.HBM, tuple(values.shape), element, role=Role.CONSTANT, outside=tuple(builder.loops))
     made.constant = np.ascontiguousarray(values.astype(dtypes.storage(element)))
     made.written = True
     return whole(made)
@@ -323,7 +241,8 @@ def _hbm_tile(tensor: Any, name: str, api: str) -> Tensor:
         )
     if tensor.shape[0] > 128:
         raise errors.partitions_exceed_limit(tensor.shape[0])
-    return tensor
+    tile: Tensor = tensor
+    return tile
 
 
 def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
@@ -368,18 +287,16 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
         tile = require_tile(value, "value", "store")
     else:
         tile = _constant_tile(value, destination)
-    lowering.check_destination(destination, tile, "dst = value")
-    tile = lowering.fit(tile, destination.shape)
+    assignment.check_destination(destination, tile, "dst = value")
+    tile = assignment.fit(tile, destination.shape)
     builder.check_output_dependencies(destination)
-    builder.emit(
-        Opcode.STORE, Engine.DMA, [destination], {"src": tile}, {}, lowering.mask_for(mask, destination.shape)
-    )
+    builder.emit(Opcode.STORE, Engine.DMA, [destination], {"src": tile}, {}, lowering.mask_for(mask, destination.shape))
 
 
 def _constant_tile(value: Any, like: Tensor) -> Tensor:
     if isinstance(value, Index) and (value.terms or value.varies):
         out = lowering.new_tile(like.shape, like.buffer.dtype)
-        current().emit(Opcode.IOTA, Engine.GPSIMD, [out], {}, lowering.iota_attributes(value.expand(like.shape)))
+        current().emit(Opcode.IOTA, Engine.GPSIMD, [out], {}, assignment.iota_attributes(value.expand(like.shape)))
         return out
     fill = lowering.number(value)
     if fill is None:
@@ -406,7 +323,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
         Opcode.DMA_COPY,
         Engine.DMA,
         [destination],
-        {"src": lowering.fit(tile, destination.shape)},
+        {"src": assignment.fit(tile, destination.shape)},
         {"rmw_op": name},
         lowering.mask_for(mask, destination.shape),
     )
@@ -432,7 +349,7 @@ def broadcast_to(src: Any, *, shape: Any = None) -> Tensor:
 def expand_dims(data: Any, axis: int) -> Any:
     """Inserts an axis of extent 1."""
     if isinstance(data, Index):
-        return data.reshape(data.shape[:axis] + (1,) + data.shape[axis:])
+        return data.reshape((*data.shape[:axis], 1, *data.shape[axis:]))
     return data.expand_dims(axis)
 
 
@@ -446,13 +363,13 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
             raise errors.dimension_exceeds_limit(dimension, "x", tile.shape, "transpose", 128)
     if tile.space is Space.PSUM:
         tile = lowering.copy(tile, api="transpose")
-    return lowering.transpose(tile, api="transpose", engine=Engine.TENSOR, dtype=dtype, mask=mask)
+    return products.transpose(tile, api="transpose", engine=Engine.TENSOR, dtype=dtype, mask=mask)
 
 
 def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Tensor:
     """``x @ y`` into PSUM; without ``transpose_x`` the compiler transposes ``x`` (M, K) first."""
     left, right = require_tile(x, "x", "matmul"), require_tile(y, "y", "matmul")
-    left = lowering.two_dimensional(left, "x", "matmul")
+    left = products.two_dimensional(left, "x", "matmul")
     contraction = left.shape[0] if transpose_x else left.shape[1]
     if contraction != right.shape[0]:
         raise errors.matmul_shapes([("x", left.shape), ("y", right.shape)], "matmul")
@@ -466,215 +383,14 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Te
     if left.space is Space.PSUM:
         left = lowering.copy(left, api="matmul")
     if not transpose_x:
-        turned = lowering.transpose(left, api="matmul", engine=Engine.TENSOR)
+        turned = products.transpose(left, api="matmul", engine=Engine.TENSOR)
         left = lowering.copy(turned, api="matmul", dtype=left.buffer.dtype)
-    return lowering.matmul(left, right, api="matmul", mask=mask, attributes={"high_level": True})
-
-
-# Mathematics.
-
-
-def _unary(name: str, op: str) -> Callable[..., Tensor]:
-    def function(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
-        return lowering.unary(op, x, api=name, dtype=dtype, mask=mask)
-
-    return _named(function, name, op)
-
-
-def _binary(name: str, op: str) -> Callable[..., Tensor]:
-    def function(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
-        return lowering.binary(op, x, y, api=name, dtype=dtype, mask=mask)
-
-    return _named(function, name, op)
-
-
-def _reduction(name: str, op: str) -> Callable[..., Tensor]:
-    def function(
-        x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
-    ) -> Tensor:
-        tile = require_tile(x, "x", name)
-        axes = lowering.normalise_axes(axis, tile.ndim, name)
-        return lowering.reduce(op, tile, axes, api=name, dtype=dtype, mask=mask, keepdims=keepdims)
-
-    return _named(function, name, op)
-
-
-def _named(function: Callable[..., Tensor], name: str, op: str) -> Callable[..., Tensor]:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"``{op}``, element by element or over axes."
-    function.nki_op = op  # type: ignore[attr-defined]
-    return function
-
-
-_UNARY = {
-    "abs": "abs", "arctan": "arctan", "ceil": "ceil", "cos": "cos", "erf": "erf", "erf_dx": "erf_dx", "exp": "exp",
-    "floor": "floor", "gelu": "gelu", "gelu_apprx_sigmoid": "gelu_apprx_sigmoid", "gelu_apprx_tanh": "gelu_apprx_tanh",
-    "gelu_dx": "gelu_dx", "invert": "invert", "log": "log", "logical_not": "logical_not", "mish": "mish",
-    "negative": "negative", "reciprocal": "reciprocal", "relu": "relu", "rsqrt": "rsqrt", "sigmoid": "sigmoid",
-    "sign": "sign", "silu": "silu", "silu_dx": "silu_dx", "sin": "sin", "softplus": "softplus", "sqrt": "sqrt",
-    "square": "square", "tan": "tan", "tanh": "tanh", "trunc": "trunc",
-}
-_BINARY = {
-    "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "maximum": "maximum",
-    "minimum": "minimum", "power": "power", "mod": "mod", "fmod": "mod", "equal": "equal", "not_equal": "not_equal",
-    "less": "less", "less_equal": "less_equal", "greater": "greater", "greater_equal": "greater_equal",
-    "logical_and": "logical_and", "logical_or": "logical_or", "logical_xor": "logical_xor",
-    "bitwise_and": "bitwise_and", "bitwise_or": "bitwise_or", "bitwise_xor": "bitwise_xor",
-    "left_shift": "left_shift", "right_shift": "right_shift", "arctan2": "arctan2",
-}
-_REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply", "all": "logical_and"}
-
-#: Functions built from tables, by their name in ``nl``.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: _unary(name, op) for name, op in _UNARY.items()},
-    **{name: _binary(name, op) for name, op in _BINARY.items()},
-    **{name: _reduction(name, op) for name, op in _REDUCTIONS.items()},
-}
-FUNCTIONS["bitwise_not"] = FUNCTIONS["invert"]
-
-
-def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tensor:
-    """Mean over free axes: a sum and a multiplication."""
-    tile = require_tile(x, "x", "mean")
-    axes = lowering.normalise_axes(axis, tile.ndim, "mean")
-    total = lowering.reduce("add", tile, axes, api="mean", mask=mask, keepdims=keepdims, default="float32")
-    count = prod(tile.shape[axis] for axis in axes)
-    return lowering.tensor_scalar(
-        total, [("multiply", 1.0 / count, False)], api="mean", dtype=dtype, default=tile.buffer.dtype, mask=None,
-        engine=Engine.ANY,
-    )
-
-
-def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> Tensor:
-    """Variance over free axes."""
-    tile = require_tile(x, "x", "var")
-    axes = lowering.normalise_axes(axis, tile.ndim, "var")
-    centre = mean(tile, axes, dtype="float32", mask=mask, keepdims=True)
-    centred = lowering.binary("subtract", tile, centre, api="var", dtype="float32", mask=mask)
-    squares = lowering.unary("square", centred, api="var", mask=mask)
-    return mean(squares, axes, dtype=dtype or tile.buffer.dtype, mask=mask, keepdims=keepdims)
-
-
-def softmax(x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None) -> Tensor:
-    """``exp(x - max) / sum`` over free axes."""
-    tile = require_tile(x, "x", "softmax")
-    axes = lowering.normalise_axes(axis, tile.ndim, "softmax")
-    lowest = lowering.reduce("maximum", tile, axes, api="softmax", mask=mask, negate=True, keepdims=True)
-    if prod(tile.shape[1:]) == prod(tile.shape[axis] for axis in axes):
-        vector = lowest.reshape((tile.shape[0], 1))
-        powers = lowering.activation(
-            "exp", tile, api="softmax", dtype=compute_dtype, default="float32", mask=mask, bias=vector
-        )
-    else:
-        shifted = lowering.binary("add", tile, lowest, api="softmax", dtype="float32", mask=mask)
-        powers = lowering.unary("exp", shifted, api="softmax", dtype=compute_dtype, mask=mask)
-    total = lowering.reduce("add", powers, axes, api="softmax", mask=mask, keepdims=True)
-    inverse = lowering.reciprocal(total, api="softmax", dtype=None, mask=None)
-    return lowering.binary(
-        "multiply", powers, inverse, api="softmax", dtype=dtype or tile.buffer.dtype, mask=mask
-    )
-
-
-def rms_norm(
-    x: Any, w: Any, axis: Any, n: Any, epsilon: float = 1e-6, *, dtype: Any = None, compute_dtype: Any = None,
-    mask: Any = None
-) -> Tensor:
-    """``x * rsqrt(mean(x**2) + epsilon) * w`` over a free axis."""
-    tile = require_tile(x, "x", "rms_norm")
-    axes = lowering.normalise_axes(axis, tile.ndim, "rms_norm")
-    squares = lowering.unary("square", tile, api="rms_norm", dtype=compute_dtype or "float32", mask=mask)
-    total = lowering.reduce("add", squares, axes, api="rms_norm", mask=mask, keepdims=True)
-    scaled = lowering.tensor_scalar(
-        total, [("multiply", 1.0 / as_int(n), False), ("add", float(epsilon), False)], api="rms_norm", dtype=None,
-        default="float32", mask=None, engine=Engine.ANY,
-    )
-    factor = lowering.unary("rsqrt", scaled, api="rms_norm")
-    normal = lowering.binary("multiply", tile, factor, api="rms_norm", dtype="float32", mask=mask)
-    return lowering.binary("multiply", normal, w, api="rms_norm", dtype=dtype or tile.buffer.dtype, mask=mask)
-
-
-def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
-    """``x`` where the condition holds, else ``y``."""
-    if isinstance(condition, Condition):
-        fill = lowering.number(y)
-        if fill is None:
-            raise errors.unsupported("nl.where with an index condition and a tile as 'y'")
-        return affine_select(condition, require_tile(x, "x", "where"), fill, dtype=dtype, mask=mask, api="where")
-    predicate = require_tile(condition, "condition", "where")
-    operands: dict[str, Any] = {}
-    shape = predicate.shape
-    types = []
-    for name, value in (("on_true", x), ("on_false", y)):
-        scalar = lowering.number(value)
-        operands[name] = require_tile(value, name, "where") if scalar is None else scalar
-        if scalar is None:
-            tile = operands[name]
-            if tile.shape[0] != predicate.shape[0]:
-                raise errors.partition_mismatch([("condition", predicate.shape), (name, tile.shape)], "where")
-            joined = sym.broadcast_shapes(shape, tile.shape)
-            if joined is None:
-                raise errors.shapes_not_broadcastable([("condition", shape), (name, tile.shape)], "where")
-            shape = joined
-            types.append(tile.buffer.dtype)
-    default = types[0] if types else "float32"
-    for other in types[1:]:
-        default = dtypes.promote(default, other)
-    for value in operands.values():
-        if not isinstance(value, Tensor):
-            default = dtypes.promote_scalar(default, value)
-    element, explicit = lowering.result_dtype(dtype, default, "where")
-    out = lowering.new_tile(shape, element)
-    fitted = {
-        name: value.broadcast_view(shape) if isinstance(value, Tensor) else value for name, value in operands.items()
-    }
-    record = current().emit(
-        Opcode.SELECT,
-        Engine.VECTOR,
-        [out],
-        {"predicate": predicate.broadcast_view(shape), **fitted},
-        {},
-        lowering.mask_for(mask, shape),
-    )
-    return lowering.fresh(out, record, explicit)
-
-
-def affine_select(
-    condition: Condition, on_true: Tensor, on_false: Any, *, dtype: Any, mask: Any, api: str
-) -> Tensor:
-    """``on_true`` where an affine condition over the tile's axes holds, else a number; one instruction per term."""
-    fill = lowering.number(on_false)
-    if fill is None:
-        raise errors.unexpected_operand("on_false_value", api, on_false)
-    if condition.negated:
-        raise errors.mask_not_equal()
-    if on_true.space is Space.PSUM:  # GpSimd does not reach PSUM: the compiler copies first
-        on_true = lowering.copy(on_true, api=api)
-    element, explicit = lowering.result_dtype(dtype, on_true.buffer.dtype, api)
-    tile = on_true
-    for term in condition.terms:
-        terms = lowering.mask_for(Condition((term,)), tile.shape) or [Index(0, {}, tile.shape, (0,) * tile.ndim)]
-        out = lowering.new_tile(tile.shape, element)
-        record = current().emit(
-            Opcode.AFFINE_SELECT,
-            Engine.GPSIMD,
-            [out],
-            {"on_true": tile, "on_false": fill},
-            {"predicate": terms[0]},
-            lowering.mask_for(mask, tile.shape),
-        )
-        tile = lowering.fresh(out, record, explicit)
-    return tile
-
-
-def loop_reduce(x: Any, op: Any, loop_indices: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
-    """Combines a tile over the iterations of loops."""
-    name = operators.require_op(op, operators.REDUCE_OPS, "loop_reduce")
-    return lowering.loop_reduce(x, name, loop_indices, dtype=dtype, mask=mask)
+    return products.matmul(left, right, api="matmul", mask=mask, attributes={"high_level": True})
 
 
 def rand(shape: Any, dtype: Any = None) -> Tensor:
     """A tile of uniform random numbers in [0, 1)."""
-    sizes, _ = _resolve_shape(shape)
+    sizes, _ = resolve_shape(shape)
     element, explicit = lowering.result_dtype(dtype, "float32", "rand")
     out = lowering.new_tile(sizes, element)
     record = current().emit(Opcode.RANDOM, Engine.VECTOR, [out], {}, {})
@@ -684,20 +400,6 @@ def rand(shape: Any, dtype: Any = None) -> Tensor:
 def random_seed(seed: Any, *, mask: Any = None) -> None:
     """Sets the seed of ``rand`` and ``dropout``; simulated random numbers have a seed of their own."""
     require_tile(seed, "seed", "random_seed")
-
-
-def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
-    """Sets random elements to zero."""
-    tile = require_tile(x, "x", "dropout")
-    probability = lowering.number(rate)
-    element, explicit = lowering.result_dtype(dtype, tile.buffer.dtype, "dropout")
-    out = lowering.new_tile(tile.shape, element)
-    operand = lowering.partition_vector(rate, tile, "rate", "dropout") if probability is None else probability
-    record = current().emit(
-        Opcode.DROPOUT, Engine.VECTOR, [out], {"data": tile, "probability": operand}, {},
-        lowering.mask_for(mask, tile.shape),
-    )
-    return lowering.fresh(out, record, explicit)
 
 
 # SPMD.
@@ -746,6 +448,3 @@ def spmd_dim(*sizes: Any) -> int:
 
 def device_print(*_args: Any, **_kwargs: Any) -> None:
     """Prints on the device; nothing to do here."""
-
-
-__all__ = ["affine_range", "sequential_range", "static_range"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from accelopt_ray.nki_sim import builder as tracing
@@ -15,8 +16,8 @@ from accelopt_ray.nki_sim.tile import Tensor
 class LoopRange:
     """What ``nl.affine_range`` and its siblings return.
 
-    A ``for`` statement of the kernel traces it symbolically (see :func:`iterate`); anything else that iterates over it, a
-    comprehension say, gets the numbers.
+    A ``for`` statement of the kernel traces it symbolically (see :func:`iterate`); anything else that iterates over it,
+    a comprehension say, gets the numbers.
     """
 
     def __init__(self, kind: LoopKind | None, bounds: tuple[Any, ...]) -> None:
@@ -109,6 +110,21 @@ def _symbolic(loop: LoopRange, kind: LoopKind, name: str, site: tuple[int, int])
     if not body and len(builder.buffers) == buffers and len(values) > 1:
         # Nothing but Python happened in the body, and its state must be that of all iterations.
         raise ConcreteLoopsNeeded([site])
+
+
+@contextmanager
+def branch() -> Iterator[None]:
+    """Encloses the branches of an ``if`` on a loop index: tensors made there end with it."""
+    if not tracing.is_tracing():
+        yield
+        return
+    builder = tracing.current()
+    scope = builder.push_scope()
+    try:
+        yield
+    finally:
+        if scope.open:
+            builder.pop_scope(scope)
 
 
 def while_condition(condition: Any) -> Any:

@@ -1,7 +1,7 @@
 """From API calls to instructions: what several ``nl`` and ``nisa`` functions share.
 
-Shapes are tile shapes, axis 0 being the partition axis. Every function checks its operands in the compiler's wording and
-returns the tile that holds the result.
+Shapes are tile shapes, axis 0 being the partition axis. Every function checks its operands in the compiler's wording
+and returns the tile that holds the result.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, Union
 
-
-
 from accelopt_ray.nki_sim import dtypes, errors, operators
 from accelopt_ray.nki_sim.builder import Record, current
+from accelopt_ray.nki_sim.masks import resolve_mask
 from accelopt_ray.nki_sim.program import Engine, Opcode, Space
-from accelopt_ray.nki_sim.symbolic import Index, as_index, broadcast_shapes, resolve_mask
+from accelopt_ray.nki_sim.symbolic import Index, broadcast_shapes
 from accelopt_ray.nki_sim.tile import Tensor, require_tile, whole
 
 Number = Union[float, int]
@@ -75,11 +74,6 @@ def fresh(tile: Tensor, record: Record, explicit_dtype: bool = False) -> Tensor:
     return tile
 
 
-def require_free(tile: Tensor, name: str, api: str) -> None:
-    if tile.ndim > 5:
-        raise errors.too_many_dimensions(name, tile.shape, api, 5)
-
-
 # Elementwise operations.
 
 
@@ -129,9 +123,9 @@ def binary(
     default = "uint8" if op in operators.COMPARISON_OPS else promoted
     for data, vector, reverse in ((a, b, False), (b, a, True)):
         if prod(vector.shape[1:]) == 1 and prod(data.shape[1:]) > 1:
-            vector = vector.reshape((vector.shape[0], 1)) if vector.ndim != 2 else vector
+            column = vector.reshape((vector.shape[0], 1))
             return tensor_scalar(
-                data, [(op, vector, reverse)], api=api, dtype=dtype, default=default, mask=mask, engine=engine
+                data, [(op, column, reverse)], api=api, dtype=dtype, default=default, mask=mask, engine=engine
             )
     shape = broadcast_shapes(a.shape, b.shape)
     if shape is None:
@@ -145,6 +139,8 @@ def tensor_tensor(
     """One instruction over two tiles of one shape, or of shapes that broadcast along free axes."""
     if a.space is Space.PSUM and b.space is Space.PSUM and api == "tensor_tensor":
         raise errors.compile_error(f"'data1' and 'data2' of '{api}' cannot both be in address space 'psum'")
+    if a.space is Space.PSUM and b.space is Space.PSUM:  # the compiler moves one of them
+        b = copy(b, api=api)
     shape = broadcast_shapes(a.shape, b.shape)
     if shape is None:
         raise errors.shapes_not_broadcastable([("data1", a.shape), ("data2", b.shape)], api)
@@ -196,9 +192,7 @@ def _require_integers(op: str, tiles: Sequence[Tensor], api: str) -> None:
     if op in operators.BITVECTOR_OPS or op == "invert":
         for tile in tiles:
             if dtypes.is_float(tile.buffer.dtype):
-                raise errors.compile_error(
-                    f"bitvec op operand of '{api}' dtype '{tile.buffer.dtype}' must be integer"
-                )
+                raise errors.compile_error(f"bitvec op operand of '{api}' dtype '{tile.buffer.dtype}' must be integer")
 
 
 def partition_vector(value: Any, data: Tensor, name: str, api: str) -> Tensor:
@@ -257,9 +251,7 @@ def activation(
         outputs.append(reduction[1])
         current().check_output_dependencies(reduction[1])
         reduction[1].buffer.producer = None
-    record = current().emit(
-        Opcode.ACTIVATION, Engine.SCALAR, outputs, operands, details, mask_for(mask, data.shape)
-    )
+    record = current().emit(Opcode.ACTIVATION, Engine.SCALAR, outputs, operands, details, mask_for(mask, data.shape))
     return fresh(out, record, explicit)
 
 
@@ -267,18 +259,22 @@ def reciprocal(tile: Tensor, *, api: str, dtype: Any, mask: Any, name: str = "da
     """1 / data on the vector engine."""
     result, explicit = result_dtype(dtype, tile.buffer.dtype, api)
     out = new_tile(tile.shape, result)
-    record = current().emit(
-        Opcode.RECIPROCAL, Engine.VECTOR, [out], {"data": tile}, {}, mask_for(mask, tile.shape)
-    )
+    record = current().emit(Opcode.RECIPROCAL, Engine.VECTOR, [out], {"data": tile}, {}, mask_for(mask, tile.shape))
     return fresh(out, record, explicit)
 
 
 def copy(
-    tile: Tensor, *, api: str, dtype: Any = None, mask: Any = None, engine: Engine = Engine.ANY, space: Space = Space.SBUF
+    tile: Tensor,
+    *,
+    api: str,
+    dtype: Any = None,
+    mask: Any = None,
+    engine: Engine = Engine.ANY,
+    space: Space = Space.SBUF,
 ) -> Tensor:
     """A copy on chip, cast to ``dtype``."""
     result, explicit = result_dtype(dtype, tile.buffer.dtype, api)
-    out = new_tile(tile.shape, result, space)
+    out = new_tile(tile.shape, result)
     record = current().emit(Opcode.COPY, engine, [out], {"src": tile}, {}, mask_for(mask, tile.shape))
     return fresh(out, record, explicit)
 
@@ -339,9 +335,7 @@ def reduce(
         shape = tuple(data.shape[axis] for axis in kept)
         if len(shape) == 1:
             shape = (*shape, 1)
-    attributes: dict[str, Any] = {
-        "op": op, "axes": tuple(axes), "negate": bool(negate), "keepdims": bool(keepdims)
-    }
+    attributes: dict[str, Any] = {"op": op, "axes": tuple(axes), "negate": bool(negate), "keepdims": bool(keepdims)}
     output_mask: list[Index] = []
     input_mask: list[Index] = []
     for term in mask_for(mask, data.shape):
@@ -403,260 +397,4 @@ def operator_call(op: str, tensor: Tensor, other: Any, *, reverse: bool) -> Any:
     return binary(op, left, right, api=op, broadcast_partitions=False)
 
 
-def assign(destination: Tensor, value: Any) -> None:
-    """``destination[...] = value``: names a fresh result's destination, copies a named tile, fills with a number."""
-    if destination.space is Space.HBM:
-        raise errors.unsupported_memory("dst", "assign", "psum|sbuf", "hbm")
-    require_tile(destination, "dst", "assign")
-    builder = current()
-    if isinstance(value, Tensor):
-        if destination.same_place(value):
-            return
-        if value.space is Space.HBM:
-            raise errors.unsupported_memory("src", "assign", "psum|sbuf", "hbm")
-        if value.indirect:
-            raise errors.copy_of_indirect_access(destination.name)
-        check_destination(destination, value)
-        target = match_destination(destination, value)
-        if builder.can_name(value, target):
-            record = builder.rename(value, target)
-            _check_dependencies(record, target)
-            return
-        record = builder.emit(
-            Opcode.COPY, Engine.ANY, [destination], {"src": fit(value, destination.shape)}, {}
-        )
-        destination.buffer.producer = None
-        _check_dependencies(record, destination)
-        return
-    if isinstance(value, Index) and (value.varies or value.terms):
-        shape = broadcast_shapes(value.shape, destination.shape)
-        if shape != destination.shape:
-            raise errors.destination_too_small(destination.shape, value.shape)
-        record = builder.emit(
-            Opcode.IOTA, Engine.GPSIMD, [destination], {}, iota_attributes(value.expand(destination.shape))
-        )
-    else:
-        fill = number(value)
-        if fill is None:
-            raise errors.compile_error(
-                f"cannot assign a value of type {type(value).__name__} to tensor `{destination.name}`"
-            )
-        record = builder.emit(Opcode.MEMSET, Engine.ANY, [destination], {}, {"value": fill})
-    destination.buffer.producer = None
-    _check_dependencies(record, destination)
-
-
-def iota_attributes(expression: Index) -> dict[str, Any]:
-    """Attributes of an IOTA instruction: ``start`` and one stride per axis."""
-    if expression.tables:
-        raise errors.unsupported("iota of an index that is not affine")
-    return {"start": Index(expression.constant, expression.terms), "strides": tuple(expression.strides)}
-
-
-def check_destination(destination: Tensor, value: Tensor, expression: str = "a = b") -> None:
-    """Checks that ``value`` fits into ``destination``, repeated where its axes have extent 1."""
-    if destination.shape == value.shape:
-        return
-    if destination.size == value.size and destination.shape[0] == value.shape[0]:
-        return
-    if broadcast_shapes(value.shape, destination.shape) != destination.shape:
-        raise errors.destination_too_small(destination.shape, value.shape, expression)
-
-
-def match_destination(destination: Tensor, value: Tensor) -> Tensor:
-    """The destination in the value's shape, when both have the same elements per partition."""
-    if destination.shape != value.shape and destination.size == value.size:
-        try:
-            return destination.reshape(value.shape)
-        except errors.KernelError:
-            return destination
-    return destination
-
-
-def fit(value: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """The value in the destination's shape."""
-    if value.shape == shape:
-        return value
-    if value.size == prod(shape) and value.shape[0] == shape[0]:
-        return value.reshape(shape)
-    return broadcast_to(value, shape)
-
-
-def _check_dependencies(record: Record, destination: Tensor) -> None:
-    if record.accumulate or record.opcode is Opcode.LOOP_REDUCE:
-        return
-    op = record.attributes.get("op", record.attributes.get("op0"))
-    if op in operators.ASSOCIATIVE_OPS and any(
-        isinstance(operand, Tensor) and destination.same_place(operand) for operand in record.operands.values()
-    ):
-        return
-    current().check_output_dependencies(destination)
-
-
-def in_place(op: str, destination: Tensor, other: Any) -> Tensor:
-    """``destination op= other``: accumulation in PSUM for a fresh matmul, a vector instruction otherwise."""
-    if destination.space is Space.HBM:
-        raise errors.unsupported_memory("x", op, "psum|sbuf", "hbm")
-    builder = current()
-    if number(other) is None and not isinstance(other, Tensor):
-        return NotImplemented  # type: ignore[no-any-return]
-    if isinstance(other, Tensor) and op == "add" and destination.space is Space.PSUM:
-        record = other.buffer.producer
-        if record is not None and record.opcode is Opcode.MATMUL and builder.can_name(
-            other, target := match_destination(destination, other)
-        ):
-            builder.rename(other, target)
-            record.accumulate = True
-            return destination
-    result = binary(op, destination, other, api=op)
-    if result.shape != destination.shape:
-        raise errors.destination_too_small(destination.shape, result.shape)
-    record = result.buffer.producer
-    if record is not None and builder.can_name(result, destination):
-        builder.rename(result, destination)
-    else:
-        builder.emit(Opcode.COPY, Engine.ANY, [destination], {"src": result}, {})
-    destination.buffer.producer = None
-    return destination
-
-
-def loop_reduce(x: Any, op: str, loop_indices: Any, *, dtype: Any, mask: Any) -> Tensor:
-    """Combines ``x`` over iterations of the listed loops in the destination."""
-    tile = require_tile(x, "x", "loop_reduce")
-    builder = current()
-    given = loop_indices if isinstance(loop_indices, (list, tuple)) else [loop_indices]
-    loops = []
-    for entry in given:
-        index = as_index(entry)
-        if index is None or len(index.terms) != 1:
-            if index is not None and index.is_constant:
-                raise errors.unsupported("nl.loop_reduce over an unrolled loop")
-            raise errors.compile_error("loop_indices of 'loop_reduce' must be indices of enclosing loops")
-        loop = next(iter(index.terms))
-        if not loop.open:
-            raise errors.local_variable_out_of_scope(loop.name)
-        loops.append(loop)
-    name, explicit = result_dtype(dtype, tile.buffer.dtype, "loop_reduce")
-    out = new_tile(tile.shape, name, outside=loops)
-    record = builder.emit(
-        Opcode.LOOP_REDUCE,
-        Engine.VECTOR,
-        [out],
-        {"data": tile},
-        {"op": op, "loops": tuple(loop.id for loop in loops)},
-        mask_for(mask, tile.shape),
-    )
-    return fresh(out, record, explicit)
-
-
 # Matrix products.
-
-
-def two_dimensional(tile: Tensor, name: str, api: str) -> Tensor:
-    """The tile with its free axes merged."""
-    if tile.ndim == 2:
-        return tile
-    try:
-        return tile.reshape((tile.shape[0], prod(tile.shape[1:])))
-    except errors.KernelError as error:
-        raise errors.unsupported(
-            f"'{name}{errors.shape_text(tile.shape)}' of '{api}' with free dimensions that do not merge"
-        ) from error
-
-
-def matmul(
-    stationary: Tensor, moving: Tensor, *, api: str, mask: Any = None, attributes: dict[str, Any] | None = None
-) -> Tensor:
-    """``stationary.T @ moving`` into PSUM, operands (K, M) and (K, N)."""
-    for tile, name in ((stationary, "stationary"), (moving, "moving")):
-        if tile.space is not Space.SBUF:
-            raise errors.unsupported_memory(name, api, "sbuf", tile.space.value)
-    s, m = two_dimensional(stationary, "stationary", api), two_dimensional(moving, "moving", api)
-    if s.shape[0] != m.shape[0]:
-        raise errors.partition_mismatch([("stationary", s.shape), ("moving", m.shape)], api)
-    if s.shape[1] > 128:
-        raise errors.dimension_exceeds_limit(1, "stationary", s.shape, api, 128)
-    if m.shape[1] > 512:
-        raise errors.dimension_exceeds_limit(1, "moving", m.shape, api, 512)
-    details: dict[str, Any] = dict(attributes or {})
-    shape = (s.shape[1], m.shape[1])
-    output_mask, contraction = _matmul_mask(mask, s, m, api)
-    if contraction:
-        details["contraction_mask"] = tuple(contraction)
-    dtype = s.buffer.dtype if details.get("is_transpose") else "float32"
-    out = new_tile(shape, dtype, Space.PSUM)
-    record = current().emit(
-        Opcode.MATMUL, Engine.TENSOR, [out], {"stationary": s, "moving": m}, details, output_mask
-    )
-    return fresh(out, record)
-
-
-def _matmul_mask(mask: Any, stationary: Tensor, moving: Tensor, api: str) -> tuple[list[Index], list[Index]]:
-    """Splits a mask over the operands' axes: terms over the result (M, N) and terms over the contraction (K, 1)."""
-    k, m, n = stationary.shape[0], stationary.shape[1], moving.shape[1]
-    output: list[Index] = []
-    contraction: list[Index] = []
-    for term in resolve_mask(mask):
-        flat = term.expand((1,) * max(0, 2 - term.ndim) + term.shape)
-        if flat.ndim != 2 or flat.tables:
-            raise errors.unsupported_mask_expression()
-        stride_0, stride_1 = flat.strides
-        if not stride_0 and not stride_1:
-            output.append(Index(flat.constant, flat.terms, (m, n), (0, 0)))
-        elif stride_0 and stride_1:
-            raise errors.unsupported(f"a mask of '{api}' over both axes of an operand in one condition")
-        elif stride_0:
-            if flat.shape[0] != k:
-                raise errors.shapes_not_broadcastable([("mask", term.shape), ("stationary", stationary.shape)], api)
-            contraction.append(Index(flat.constant, flat.terms, (k, 1), (stride_0, 0)))
-        elif _mask_is_for_moving(flat, stationary, moving, api):
-            output.append(Index(flat.constant, flat.terms, (m, n), (0, stride_1)))
-        else:
-            output.append(Index(flat.constant, flat.terms, (m, n), (stride_1, 0)))
-    return output, contraction
-
-
-def _mask_is_for_moving(term: Index, stationary: Tensor, moving: Tensor, api: str) -> bool:
-    """Which operand's free axis a condition speaks of: by extent, else by the loops that move both."""
-    extent, m, n = term.shape[1], stationary.shape[1], moving.shape[1]
-    if (extent == m) != (extent == n):
-        return extent == n
-    if extent != n:
-        raise errors.shapes_not_broadcastable([("mask", term.shape), ("moving", moving.shape)], api)
-    loops = set(term.terms)
-    in_moving = bool(loops & _free_loops(moving))
-    in_stationary = bool(loops & _free_loops(stationary))
-    if in_moving == in_stationary:
-        raise errors.unsupported(
-            f"a mask of '{api}' that fits the free axis of both 'stationary' and 'moving'; mask the operands instead"
-        )
-    return in_moving
-
-
-def _free_loops(tile: Tensor) -> set[Any]:
-    return {loop for dim in tile.dims if any(dim.strides[1:]) for loop in dim.terms}
-
-
-def transpose(tile: Tensor, *, api: str, engine: Engine, dtype: Any = None, mask: Any = None) -> Tensor:
-    """Swaps partition and free axis: through the tensor engine into PSUM, or in 32 x 32
-    blocks on the vector engine."""
-    flat = two_dimensional(tile, "data", api)
-    for dimension in (0, 1):
-        if flat.shape[dimension] > 128:
-            raise errors.dimension_exceeds_limit(dimension, "data", flat.shape, api, 128)
-    if engine is Engine.TENSOR:
-        if current().allocated_kernel:
-            raise errors.transpose_in_allocated_kernel()
-        if flat.space is not Space.SBUF:
-            raise errors.unsupported_memory("data", api, "sbuf", flat.space.value)
-    name, explicit = result_dtype(dtype, flat.buffer.dtype, api)
-    shape = (flat.shape[1], flat.shape[0])
-    terms = [
-        Index(term.constant, term.terms, shape, (term.strides[1], term.strides[0]))
-        for term in mask_for(mask, flat.shape)
-    ]
-    out = new_tile(shape, name, Space.PSUM if engine is Engine.TENSOR else Space.SBUF)
-    record = current().emit(Opcode.TRANSPOSE, engine, [out], {"data": flat}, {}, terms)
-    return fresh(out, record, explicit)
-
-

@@ -1,7 +1,7 @@
 """The modules that kernels import: ``neuronxcc``, ``neuronxcc.nki`` and what lies below.
 
-They exist in ``sys.modules`` only while a kernel is traced (:func:`installed`). A name they do not have is reported with
-its full path as unsupported.
+They exist in ``sys.modules`` only while a kernel is traced (:func:`installed`). A name they do not have is reported
+with its full path as unsupported.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from accelopt_ray.nki_sim import builder as tracing
-from accelopt_ray.nki_sim import errors, isa, language, loops
-from accelopt_ray.nki_sim.program import LoopKind
+from accelopt_ray.nki_sim import dtypes, errors, isa, isa_special, language, loops, mathematics, spaces
+from accelopt_ray.nki_sim.program import Engine, LoopKind
 from accelopt_ray.nki_sim.symbolic import Index, as_int
 
 
@@ -58,9 +58,7 @@ class KernelFunction:
         return self.function(*args, **kwargs)
 
 
-def run_grid(
-    builder: tracing.Builder, kernel: KernelFunction, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Any:
+def run_grid(builder: tracing.Builder, kernel: KernelFunction, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Traces all instances of a launch grid as parallel loops around the kernel."""
     opened = []
     indices: list[Any] = []
@@ -112,7 +110,7 @@ class _Allocator:
     """``ncc.sbuf`` and ``ncc.psum``: addresses chosen by the kernel; the simulator places tiles itself."""
 
     def __init__(self, space: str) -> None:
-        self._space = language.AllocatedSpace(space)
+        self._space = spaces.AllocatedSpace(space)
 
     def alloc(self, *_args: Any, **_kwargs: Any) -> Any:
         """An address function."""
@@ -124,32 +122,24 @@ class _Allocator:
 
     def auto_alloc(self, *_args: Any, **_kwargs: Any) -> Any:
         """Addresses left to the compiler."""
-        return language.MemorySpace(str(self._space))
+        return spaces.MemorySpace(str(self._space))
 
 
-def _public(namespace: ModuleType, *hidden: str) -> dict[str, Any]:
-    home = namespace.__name__
+def _public(*sources: ModuleType) -> dict[str, Any]:
+    """What modules of the simulator define themselves, by name."""
     found = {}
-    for name, value in vars(namespace).items():
-        if name.startswith("_") or name in hidden or isinstance(value, ModuleType):
-            continue
-        module = getattr(value, "__module__", None)
-        if module in (None, home, "accelopt_ray.nki_sim.loops", "accelopt_ray.nki_sim.dtypes", "builtins") or name in (
-            "load_transpose2d",
-            "tensor_engine",
-            "vector_engine",
-            "scalar_engine",
-            "gpsimd_engine",
-            "dma_engine",
-            "unknown_engine",
-        ):
+    for source in sources:
+        for name, value in vars(source).items():
+            home = getattr(value, "__module__", source.__name__)
+            if name.startswith("_") or isinstance(value, ModuleType) or home not in (source.__name__, dtypes.__name__):
+                continue
             found[name] = value
     return found
 
 
 def _module(name: str, contents: dict[str, Any]) -> ShimModule:
     module = ShimModule(name, "Generation-A NKI, as the simulator provides it.")
-    module.__path__ = []  # type: ignore[attr-defined]
+    module.__path__ = []
     for key, value in contents.items():
         setattr(module, key, value)
     return module
@@ -159,16 +149,16 @@ def _build() -> dict[str, ShimModule]:
     nl = _module(
         "neuronxcc.nki.language",
         {
-            **_public(
-                language, "FUNCTIONS", "SBUF_USABLE_BYTES", "PSUM_BYTES", "MemorySpace", "AllocatedSpace", "ParDim",
-                "affine_select", "load_transpose2d", "bool_",
-            ),
-            **language.FUNCTIONS,
-            "load_transpose2d": language.load_transpose2d,
-            "bool": language.bool_,
+            **_public(language, mathematics, spaces),
+            **mathematics.FUNCTIONS,
+            "affine_range": loops.affine_range,
+            "sequential_range": loops.sequential_range,
+            "static_range": loops.static_range,
+            "bool_": spaces.bool_,
         },
     )
-    nisa = _module("neuronxcc.nki.isa", _public(isa, "load_transpose2d"))
+    engines = {f"{engine.value}_engine": engine for engine in Engine if engine is not Engine.ANY}
+    nisa = _module("neuronxcc.nki.isa", {**_public(isa, isa_special), **engines, "unknown_engine": Engine.ANY})
     nisa.constants = _module(  # type: ignore[attr-defined]
         "neuronxcc.nki.isa.constants",
         {"engine": isa.engine, "reduce_cmd": isa.reduce_cmd, "oob_mode": isa.oob_mode, "dge_mode": isa.dge_mode},
@@ -185,13 +175,13 @@ def _build() -> dict[str, ShimModule]:
             "skip_middle_end_transformations": _transparent,
             "enable_stack_allocator": _transparent,
             "force_auto_alloc": _transparent,
-            "par_dim": language.par_dim,
+            "par_dim": spaces.par_dim,
         },
     )
     nki = _module(
         "neuronxcc.nki",
         {
-            **{name: _decorator for name in ("jit", "trace", "baremetal", "benchmark", "profile")},
+            **dict.fromkeys(("jit", "trace", "baremetal", "benchmark", "profile"), _decorator),
             "language": nl,
             "isa": nisa,
             "typing": typing,
@@ -236,8 +226,5 @@ class _MissingModules:
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Called by the import machinery before anything else looks for the module."""
-        if name.split(".")[0] in ("neuronxcc", "torch_neuronx", "nki"):
+        if name.split(".", maxsplit=1)[0] in ("neuronxcc", "torch_neuronx", "nki"):
             raise errors.unsupported(f"the module {name}")
-
-
-__all__ = ["SHIMS", "KernelFunction", "installed", "loops", "run_grid"]

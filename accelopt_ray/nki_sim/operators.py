@@ -14,28 +14,125 @@ from accelopt_ray.nki_sim import errors
 
 #: Two-operand operations of the vector engines, computed in fp32.
 ARITHMETIC_OPS = frozenset(
-    """add subtract multiply divide maximum minimum power mod equal not_equal less less_equal greater greater_equal
-    logical_and logical_or logical_xor abs_max abs_min arctan2 bypass""".split()
+    {
+        "add",
+        "subtract",
+        "multiply",
+        "divide",
+        "maximum",
+        "minimum",
+        "power",
+        "mod",
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "abs_max",
+        "abs_min",
+        "arctan2",
+        "bypass",
+    }
 )
 
 #: Two-operand operations on integers, without a cast.
-BITVECTOR_OPS = frozenset("bitwise_and bitwise_or bitwise_xor left_shift right_shift arith_shift_right".split())
+BITVECTOR_OPS = frozenset(
+    {
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "left_shift",
+        "right_shift",
+        "arith_shift_right",
+    }
+)
 
 #: One-operand operations that ``tensor_scalar`` also takes (their second operand is ignored).
-UNARY_ALU_OPS = frozenset("abs rsqrt logical_not invert".split())
+UNARY_ALU_OPS = frozenset(
+    {
+        "abs",
+        "rsqrt",
+        "logical_not",
+        "invert",
+    }
+)
+
+#: What ``tensor_tensor`` and ``tensor_scalar`` can compute.
+ALU_OPS = ARITHMETIC_OPS | BITVECTOR_OPS | UNARY_ALU_OPS
 
 #: Operations that give a truth value.
 COMPARISON_OPS = frozenset(
-    "equal not_equal less less_equal greater greater_equal logical_and logical_or logical_xor logical_not".split()
+    {
+        "equal",
+        "not_equal",
+        "less",
+        "less_equal",
+        "greater",
+        "greater_equal",
+        "logical_and",
+        "logical_or",
+        "logical_xor",
+        "logical_not",
+    }
+)
+
+#: Operations whose order does not matter, so that parallel iterations may share a destination.
+ASSOCIATIVE_OPS = frozenset(
+    {
+        "add",
+        "multiply",
+        "maximum",
+        "minimum",
+        "logical_and",
+        "logical_or",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+    }
 )
 
 #: Operations that a reduction may use.
-REDUCE_OPS = frozenset("add multiply maximum minimum subtract bitwise_and bitwise_or bitwise_xor logical_and logical_or".split())
+REDUCE_OPS = ASSOCIATIVE_OPS | {"subtract"}
 
 #: The activation table: functions of one fp32 value.
 ACTIVATION_OPS = frozenset(
-    """copy square sigmoid relu gelu gelu_dx gelu_apprx_tanh gelu_apprx_sigmoid silu silu_dx tanh softplus mish erf
-    erf_dx exp log sin cos tan arctan sqrt rsqrt reciprocal sign abs floor ceil trunc negative is_finite""".split()
+    {
+        "copy",
+        "square",
+        "sigmoid",
+        "relu",
+        "gelu",
+        "gelu_dx",
+        "gelu_apprx_tanh",
+        "gelu_apprx_sigmoid",
+        "silu",
+        "silu_dx",
+        "tanh",
+        "softplus",
+        "mish",
+        "erf",
+        "erf_dx",
+        "exp",
+        "log",
+        "sin",
+        "cos",
+        "tan",
+        "arctan",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "sign",
+        "abs",
+        "floor",
+        "ceil",
+        "trunc",
+        "negative",
+        "is_finite",
+    }
 )
 
 _ALIASES = {
@@ -63,10 +160,7 @@ _ALIASES = {
     "negate": "negative",
 }
 
-_KNOWN = ARITHMETIC_OPS | BITVECTOR_OPS | UNARY_ALU_OPS | REDUCE_OPS | ACTIVATION_OPS
-
-#: Operations that change nothing when an element is combined with itself in any order: safe across parallel iterations.
-ASSOCIATIVE_OPS = frozenset("add multiply maximum minimum logical_and logical_or bitwise_and bitwise_or bitwise_xor".split())
+_KNOWN = ALU_OPS | REDUCE_OPS | ACTIVATION_OPS
 
 
 def op_name(op: Any, api: str) -> str:
@@ -81,11 +175,8 @@ def op_name(op: Any, api: str) -> str:
     """
     if op is None:
         raise errors.operand_missing("op")
-    if isinstance(op, str):
-        name = op
-    else:
-        name = getattr(op, "nki_op", None) or getattr(op, "__name__", "")
-    name = _ALIASES.get(name, name)
+    given = op if isinstance(op, str) else getattr(op, "nki_op", None) or getattr(op, "__name__", "")
+    name = _ALIASES.get(str(given), str(given))
     if name not in _KNOWN:
         raise errors.op_not_supported(name or repr(op), api)
     return name
@@ -97,9 +188,6 @@ def require_op(op: Any, allowed: frozenset[str], api: str) -> str:
     if name not in allowed:
         raise errors.op_not_supported(name, api)
     return name
-
-
-ALU_OPS = ARITHMETIC_OPS | BITVECTOR_OPS | UNARY_ALU_OPS
 
 
 def is_numpy_scalar(value: Any) -> bool:

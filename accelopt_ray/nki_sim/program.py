@@ -1,8 +1,8 @@
 """The loop-nest program: what tracing a kernel yields, and all that numerics and the cost model read.
 
 A kernel is traced once with symbolic loop indices, as the generation-A compiler does. The result is a tree of
-:class:`Loop` and :class:`Instruction` nodes over :class:`Buffer` objects. Every operand is an :class:`Access`: an affine
-map from the axes of a tile to the dimensions of a buffer. Programs are plain data: they hold no callables and no
+:class:`Loop` and :class:`Instruction` nodes over :class:`Buffer` objects. Every operand is an :class:`Access`: an
+affine map from the axes of a tile to the dimensions of a buffer. Programs are plain data: they hold no callables and no
 reference to the kernel's Python objects, so a program that an untrusted process wrote can be checked and then executed
 and priced elsewhere.
 """
@@ -79,8 +79,8 @@ class Opcode(StrEnum):
     TENSOR_SCALAR_REDUCE = "tensor_scalar_reduce"
     # (data op0 operand0~) op1 operand1 ; attributes op0, op1, reverse0, reverse1
     SCALAR_TENSOR_TENSOR = "scalar_tensor_tensor"
-    # data -> out; attributes op, axes (tile axes of data), negate, keepdims; input_mask?: MaskTerms over the axes of data
-    # that select the elements that take part
+    # data -> out; attributes op, axes (tile axes of data), negate, keepdims; input_mask?: MaskTerms over the axes of
+    # data that select the elements that take part
     TENSOR_REDUCE = "tensor_reduce"
     # data0, data1, initial~ ; out[t] = (out[t-1] op0 data0[t]) op1 data1[t]; attributes op0, op1, reverse0, reverse1
     SCAN = "scan"

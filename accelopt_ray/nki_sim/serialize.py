@@ -118,8 +118,7 @@ class _Writer:
 
     def _instruction(self, node: Instruction) -> list[Any]:
         operands = {
-            name: [self._access(value)] if isinstance(value, Access) else value
-            for name, value in node.operands.items()
+            name: [self._access(value)] if isinstance(value, Access) else value for name, value in node.operands.items()
         }
         return [
             node.id,

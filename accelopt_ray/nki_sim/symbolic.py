@@ -1,8 +1,9 @@
 """Index expressions: affine in the loop indices, strided over the axes of a tile.
 
 ``nl.arange``, ``nl.mgrid`` and the loop iterators give :class:`Index` values; arithmetic on them stays symbolic, and a
-comparison gives a :class:`Condition`, usable as a mask. Where a kernel needs a number instead (``if i > 0``, ``i % 2`` of
-a loop index, a list index), :class:`ConcreteLoopsNeeded` tells the tracer to trace again with those loops unrolled.
+comparison gives a :class:`Condition`, usable as a mask. Where a kernel needs a number instead (``if i > 0``, ``i % 2``
+of a loop index, a list index), :class:`ConcreteLoopsNeeded` tells the tracer to trace again with those loops
+unrolled.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from accelopt_ray.nki_sim import errors
-from accelopt_ray.nki_sim.program import Affine, DimIndex, LoopKind, MaskTerm
+from accelopt_ray.nki_sim.program import Affine, DimIndex, LoopKind
 
 Site = tuple[int, int]
 
@@ -58,8 +59,8 @@ def broadcast_shapes(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int
     elif len(right) < len(left):
         right = (1,) * (len(left) - len(right)) + right
     result = []
-    for a, b in zip(left, right):
-        if a != b and a != 1 and b != 1:
+    for a, b in zip(left, right, strict=True):
+        if a not in (b, 1) and b != 1:
             return None
         result.append(b if a == 1 else a)
     return tuple(result)
@@ -75,7 +76,7 @@ class Index:
     Immutable; the name is the one that the compiler's messages use.
     """
 
-    __slots__ = ("shape", "constant", "terms", "strides", "tables")
+    __slots__ = ("constant", "shape", "strides", "tables", "terms")
     __array_ufunc__ = None
 
     def __init__(
@@ -257,8 +258,10 @@ class Index:
             self.constant // divisor,
             {loop: value // divisor for loop, value in self.terms.items() if value % divisor == 0},
             self.shape,
-            tuple(stride // divisor if stride % divisor == 0 and axis not in self.tables else 0
-                  for axis, stride in enumerate(self.strides)),
+            tuple(
+                stride // divisor if stride % divisor == 0 and axis not in self.tables else 0
+                for axis, stride in enumerate(self.strides)
+            ),
         )
         rest = self - quotient.scaled(divisor)
         low, high = rest.bounds()
@@ -413,7 +416,7 @@ class Index:
             raise errors.unsupported(f"reshape of an index of shape {self.shape} to {target}")
         strides = [0] * len(target)
         tables: dict[int, tuple[int, ...]] = {}
-        for old, new in zip(kept, (axis for axis, size in enumerate(target) if size != 1)):
+        for old, new in zip(kept, (axis for axis, size in enumerate(target) if size != 1), strict=True):
             strides[new] = self.strides[old]
             if old in self.tables:
                 tables[new] = self.tables[old]
@@ -438,13 +441,13 @@ def _combine(left: Index, right: Index, sign: int) -> Index:
             else:
                 merged.pop(loop, None)
         terms = merged
-    strides = tuple(x + sign * y for x, y in zip(a.strides, b.strides))
+    strides = tuple(x + sign * y for x, y in zip(a.strides, b.strides, strict=True))
     tables: Mapping[int, tuple[int, ...]] = a.tables
     if b.tables:
         joined = dict(a.tables)
         for axis, table in b.tables.items():
             base = joined.get(axis) or (0,) * len(table)
-            joined[axis] = tuple(x + sign * y for x, y in zip(base, table))
+            joined[axis] = tuple(x + sign * y for x, y in zip(base, table, strict=True))
         tables = joined
     return Index(a.constant + sign * b.constant, terms, shape, strides, tables)
 
@@ -563,35 +566,3 @@ class DynamicSlice:
     start: Any
     size: int
     step: int = 1
-
-
-def resolve_mask(mask: Any) -> list[Index]:
-    """The terms of a ``mask=`` argument that are not always true.
-
-    Args:
-        mask: None, a bool or a :class:`Condition`.
-
-    Raises:
-        KernelError: When it is no affine condition.
-    """
-    if mask is None or mask is True:
-        return []
-    if isinstance(mask, (bool, np.bool_)):
-        return [] if mask else [Index(-1)]
-    if not isinstance(mask, Condition):
-        raise errors.unsupported_mask_expression()
-    if mask.negated:
-        raise errors.mask_not_equal()
-    return [term for term in mask.terms if term.bounds()[0] < 0]
-
-
-def mask_term(term: Index) -> MaskTerm:
-    """A mask term as plain data.
-
-    Raises:
-        KernelError: When it is not affine over an axis.
-    """
-    if term.tables:
-        raise errors.unsupported_mask_expression()
-    strides = tuple((axis, stride) for axis, stride in enumerate(term.strides) if stride)
-    return MaskTerm(term.affine(), strides)

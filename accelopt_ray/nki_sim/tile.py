@@ -7,22 +7,16 @@ Indexing composes accesses; arithmetic operators and assignments are lowered in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from accelopt_ray.nki_sim import dtypes, errors
-from accelopt_ray.nki_sim.builder import TracedBuffer, current
+from accelopt_ray.nki_sim.builder import TracedBuffer
 from accelopt_ray.nki_sim.program import Space
-from accelopt_ray.nki_sim.symbolic import (
-    Condition,
-    DynamicSlice,
-    Index,
-    as_index,
-    as_int,
-    broadcast_shapes,
-)
+from accelopt_ray.nki_sim.symbolic import Condition, DynamicSlice, Index, as_index, as_int, broadcast_shapes
+from accelopt_ray.nki_sim.views import View, dim_text, identity_dims, is_axis, lookup, regroup, same_index, slice_bounds
 
 _NO_INDIRECT: Mapping[int, Any] = {}
 
@@ -38,7 +32,7 @@ class Tensor:
         indirect: For dimensions that a tile of indices addresses: that tile.
     """
 
-    __slots__ = ("buffer", "view_shape", "dims", "shape", "indirect")
+    __slots__ = ("buffer", "dims", "indirect", "shape", "view_shape")
     __array_ufunc__ = None
 
     def __init__(
@@ -122,7 +116,7 @@ class Tensor:
             self.shape == self.buffer.shape
             and self.view_shape == self.buffer.shape
             and not self.indirect
-            and all(_is_axis(dim, axis) for axis, dim in enumerate(self.dims))
+            and all(is_axis(dim, axis) for axis, dim in enumerate(self.dims))
         )
 
     def buffer_size(self) -> int:
@@ -137,7 +131,7 @@ class Tensor:
             and self.view_shape == other.view_shape
             and not self.indirect
             and not other.indirect
-            and all(_same_index(a, b) for a, b in zip(self.dims, other.dims))
+            and all(same_index(a, b) for a, b in zip(self.dims, other.dims, strict=True))
         )
 
     def partition_dimension(self) -> int:
@@ -146,7 +140,7 @@ class Tensor:
 
     def index_text(self) -> str:
         """The access as the compiler prints it, for messages."""
-        return "[" + ", ".join(_dim_text(dim) for dim in self.dims) + "]"
+        return "[" + ", ".join(dim_text(dim) for dim in self.dims) + "]"
 
     def with_axes(self, shape: tuple[int, ...], dims: Sequence[Index]) -> Tensor:
         """Another access to the same view."""
@@ -159,15 +153,13 @@ class Tensor:
         if len(items) == 1 and items[0] is Ellipsis:
             return self
         for item in items:
-            if isinstance(item, (Condition, str, float)) or isinstance(item, (bool, np.bool_, list, np.ndarray)):
+            if isinstance(item, (Condition, str, float, bool, np.bool_, list, np.ndarray)):
                 if isinstance(item, np.ndarray) and item.ndim == 0:
                     continue
                 raise errors.compile_error(
                     f"tensor `{self.name}` indexed with unsupported index {item!r} (type {type(item).__name__})"
                 )
-        advanced = any(
-            (isinstance(item, Index) and item.ndim > 0) or isinstance(item, Tensor) for item in items
-        )
+        advanced = any((isinstance(item, Index) and item.ndim > 0) or isinstance(item, Tensor) for item in items)
         if advanced:
             return self._advanced(items)
         return self._basic(items)
@@ -233,7 +225,7 @@ class Tensor:
         return result
 
     def _with_indirect(self, result: Tensor, indirect: Mapping[int, Tensor]) -> Tensor:
-        if len(self.dims) != self.ndim or not all(_is_axis(dim, axis) for axis, dim in enumerate(self.dims)):
+        if len(self.dims) != self.ndim or not all(is_axis(dim, axis) for axis, dim in enumerate(self.dims)):
             raise errors.unsupported("indirect indexing of a view")
         for tile in indirect.values():
             if tile.space is not Space.SBUF:
@@ -254,7 +246,7 @@ class Tensor:
                 continue
             extent = self.shape[axis]
             if isinstance(item, (slice, DynamicSlice)):
-                start, size, step = _slice_bounds(item, extent)
+                start, size, step = slice_bounds(item, extent)
                 parts.append((start, len(shape), step))
                 shape.append(size)
             else:
@@ -313,14 +305,12 @@ class Tensor:
             for axis in axes:
                 result = result + subs[axis].scaled(dim.strides[axis])
             for axis, table in dim.tables.items():
-                result = result + _lookup(table, subs[axis])
+                result = result + lookup(table, subs[axis])
             dims.append(result)
         return Tensor(self.buffer, shape, dims, self.view_shape, self.indirect)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        from accelopt_ray.nki_sim import lowering
-
-        lowering.assign(self[key], value)
+        _assignment().assign(self[key], value)
 
     # Views.
 
@@ -339,29 +329,30 @@ class Tensor:
             )
         if result == self.shape:
             return self
-        if self.space is Space.HBM and self.view_shape == self.shape and all(
-            _is_axis(dim, axis) for axis, dim in enumerate(self.dims)
+        if (
+            self.space is Space.HBM
+            and self.view_shape == self.shape
+            and all(is_axis(dim, axis) for axis, dim in enumerate(self.dims))
         ):
             return Tensor(self.buffer, result, None, result)
-        view = _regroup(self, result)
+        view = regroup(View(self.shape, self.dims, self.view_shape, self.space is not Space.HBM), result)
         if view is None:
             raise errors.unsupported(
                 f"reshape of `{self.name}{errors.shape_text(self.shape)}` to {errors.shape_text(result)}"
             )
-        return view
+        return Tensor(self.buffer, result, view.dims, view.view_shape, self.indirect)
 
     def expand_dims(self, axis: int) -> Tensor:
         """Inserts an axis of extent 1."""
         position = axis if axis >= 0 else axis + self.ndim + 1
-        shape = self.shape[:position] + (1,) + self.shape[position:]
+        shape = (*self.shape[:position], 1, *self.shape[position:])
         return self.reshape(shape)
 
     def broadcast_to(self, *shape: Any) -> Tensor:
         """Repeats axes of extent 1; on the partition axis of a tile that costs an instruction."""
-        from accelopt_ray.nki_sim import lowering
-
         given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        return lowering.broadcast_to(self, tuple(as_int(size) for size in given))
+        result: Tensor = _lowering().broadcast_to(self, tuple(as_int(size) for size in given))
+        return result
 
     def broadcast_view(self, shape: tuple[int, ...]) -> Tensor:
         """Broadcasts without an instruction (stride 0)."""
@@ -384,13 +375,8 @@ class Tensor:
 
     def astype(self, dtype: Any) -> Tensor:
         """A copy in another element type."""
-        from accelopt_ray.nki_sim import lowering
-
-        return lowering.cast(self, dtype)
-
-    def ap(self, *args: Any, **kwargs: Any) -> Any:
-        """Generation B only."""
-        raise errors.unsupported("tensor.ap")
+        result: Tensor = _lowering().cast(self, dtype)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -400,14 +386,11 @@ class Tensor:
     # Operators.
 
     def _operate(self, op: str, other: Any, *, reverse: bool = False) -> Any:
-        from accelopt_ray.nki_sim import lowering
-
-        return lowering.operator_call(op, self, other, reverse=reverse)
+        return _lowering().operator_call(op, self, other, reverse=reverse)
 
     def _in_place(self, op: str, other: Any) -> Tensor:
-        from accelopt_ray.nki_sim import lowering
-
-        return lowering.in_place(op, self, other)
+        result: Tensor = _assignment().in_place(op, self, other)
+        return result
 
     def __add__(self, other: Any) -> Any:
         return self._operate("add", other)
@@ -482,14 +465,10 @@ class Tensor:
         return self
 
     def __abs__(self) -> Any:
-        from accelopt_ray.nki_sim import lowering
-
-        return lowering.unary("abs", self, api="abs")
+        return _lowering().unary("abs", self, api="abs")
 
     def __invert__(self) -> Any:
-        from accelopt_ray.nki_sim import lowering
-
-        return lowering.unary("invert", self, api="invert")
+        return _lowering().unary("invert", self, api="invert")
 
     def __iadd__(self, other: Any) -> Tensor:
         return self._in_place("add", other)
@@ -507,206 +486,16 @@ class Tensor:
         raise errors.compile_error("the operator @ is not supported on tensors; use nl.matmul or nisa.nc_matmul")
 
 
-@lru_cache(maxsize=4096)
-def identity_dims(shape: tuple[int, ...]) -> tuple[Index, ...]:
-    """One index per dimension that runs over the axis of the same position."""
-    rank = len(shape)
-    return tuple(
-        Index(0, {}, shape, tuple(1 if axis == position else 0 for axis in range(rank))) for position in range(rank)
-    )
+def _lowering() -> ModuleType:
+    from accelopt_ray.nki_sim import lowering  # noqa: PLC0415 - lowering builds on tiles, tiles only call it
+
+    return lowering
 
 
-def _is_axis(dim: Index, axis: int) -> bool:
-    if dim.constant or dim.terms or dim.tables or axis >= len(dim.strides):
-        return False
-    return dim.strides[axis] == 1 and not any(stride for a, stride in enumerate(dim.strides) if a != axis)
+def _assignment() -> ModuleType:
+    from accelopt_ray.nki_sim import assignment  # noqa: PLC0415 - as above
 
-
-def _same_index(left: Index, right: Index) -> bool:
-    return (
-        left.constant == right.constant
-        and left.strides == right.strides
-        and dict(left.terms) == dict(right.terms)
-        and dict(left.tables) == dict(right.tables)
-    )
-
-
-def _dim_text(dim: Index) -> str:
-    axes = [axis for axis, stride in enumerate(dim.strides) if stride]
-    if not axes and not dim.tables:
-        return repr(Index(dim.constant, dim.terms))
-    low, high = Index(0, {}, dim.shape, dim.strides, dim.tables).bounds()
-    base = repr(Index(dim.constant + low, dim.terms))
-    return f"{base}:{dim.constant + high + 1}" if not dim.terms else f"{base} + 0:{high - low + 1}"
-
-
-def _lookup(table: tuple[int, ...], sub: Index) -> Index:
-    """The index that reads ``table`` at the position that ``sub`` gives."""
-    if sub.terms:
-        sub_sites = [loop.site for loop in sub.terms]
-        from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded
-
-        raise ConcreteLoopsNeeded(sub_sites)
-    axes = [axis for axis, stride in enumerate(sub.strides) if stride or axis in sub.tables]
-    zeros = (0,) * sub.ndim
-    if not axes:
-        return Index(table[sub.constant], {}, sub.shape, zeros)
-    if len(axes) > 1:
-        raise errors.unsupported("a tile indexed with // or %, indexed again over several axes")
-    axis = axes[0]
-    inner = sub.tables.get(axis) or (0,) * sub.shape[axis]
-    values = tuple(table[sub.constant + sub.strides[axis] * i + entry] for i, entry in enumerate(inner))
-    return Index(0, {}, sub.shape, zeros, {axis: values})
-
-
-def _slice_bounds(item: slice | DynamicSlice, extent: int) -> tuple[Index, int, int]:
-    """Start, size and step of a slice with symbolic bounds."""
-    if isinstance(item, DynamicSlice):
-        start = as_index(item.start)
-        if start is None:
-            raise errors.unsupported("nl.ds with a start that is no index")
-        return start, item.size, item.step
-    step = 1 if item.step is None else as_int(item.step)
-    if step <= 0:
-        raise errors.compile_error("slices with a step of 0 or less are not supported")
-    start = _bound(item.start, 0, extent)
-    stop = _bound(item.stop, extent, extent)
-    length = stop - start
-    if length.terms or length.varies:
-        raise errors.compile_error("slices of variable size are not supported: the size of a slice must be constant")
-    size = -(-length.constant // step)
-    if size <= 0:
-        raise errors.compile_error(f"a slice of size {size} is empty")
-    return start, size, step
-
-
-def _bound(value: Any, default: int, extent: int) -> Index:
-    if value is None:
-        return Index(default)
-    index = as_index(value)
-    if index is None:
-        raise TypeError(f"slice indices must be integers or None, not {type(value).__name__}")
-    if index.ndim:
-        raise errors.mixing_basic_and_advanced()
-    if index.is_constant and index.constant < 0:
-        return Index(index.constant + extent)
-    return index
-
-
-def _regroup(tensor: Tensor, target: tuple[int, ...]) -> Tensor | None:
-    """Splits and merges axes where strides allow it; None where they do not."""
-    groups = _axis_groups(tensor.shape, target)
-    if groups is None:
-        return None
-    merged = tensor
-    for old_axes, new_axes in groups:
-        wide = [axis for axis in old_axes if tensor.shape[axis] != 1]
-        if len(wide) > 1 and [s for a in old_axes if (s := tensor.shape[a]) != 1] != [
-            s for a in new_axes if (s := target[a]) != 1
-        ]:
-            flat = _flatten_trailing(tensor, target, groups)
-            return flat
-    rank = len(target)
-    dims = []
-    for dim in merged.dims:
-        strides = [0] * rank
-        tables: dict[int, tuple[int, ...]] = {}
-        for old_axes, new_axes in groups:
-            old_wide = [axis for axis in old_axes if tensor.shape[axis] != 1]
-            new_wide = [axis for axis in new_axes if target[axis] != 1]
-            if len(old_wide) == len(new_wide):
-                for old, new in zip(old_wide, new_wide):
-                    strides[new] = dim.strides[old]
-                    if old in dim.tables:
-                        tables[new] = dim.tables[old]
-            elif len(old_wide) == 1:
-                if old_wide[0] in dim.tables:
-                    return None
-                stride = dim.strides[old_wide[0]]
-                for new in reversed(new_wide):
-                    strides[new] = stride
-                    stride *= target[new]
-        dims.append(Index(dim.constant, dim.terms, target, tuple(strides), tables))
-    return Tensor(tensor.buffer, target, dims, tensor.view_shape, tensor.indirect)
-
-
-def _axis_groups(old: tuple[int, ...], new: tuple[int, ...]) -> list[tuple[list[int], list[int]]] | None:
-    """Pairs the shortest runs of axes of equal size."""
-    groups: list[tuple[list[int], list[int]]] = []
-    i = j = 0
-    while i < len(old) or j < len(new):
-        olds, news = [], []
-        a = b = 1
-        if i < len(old):
-            olds.append(i)
-            a *= old[i]
-            i += 1
-        if j < len(new):
-            news.append(j)
-            b *= new[j]
-            j += 1
-        while a != b:
-            if a < b and i < len(old):
-                olds.append(i)
-                a *= old[i]
-                i += 1
-            elif b < a and j < len(new):
-                news.append(j)
-                b *= new[j]
-                j += 1
-            else:
-                return None
-        groups.append((olds, news))
-    return groups
-
-
-def _flatten_trailing(
-    tensor: Tensor, target: tuple[int, ...], groups: list[tuple[list[int], list[int]]]
-) -> Tensor | None:
-    """Merges axes: within one dimension by its strides, across whole trailing dimensions by another view shape."""
-    shape: list[int] = []
-    sources: list[list[int]] = []
-    for old_axes, _ in groups:
-        wide = [axis for axis in old_axes if tensor.shape[axis] != 1]
-        shape.append(int(np.prod([tensor.shape[axis] for axis in wide], dtype=np.int64)))
-        sources.append(wide)
-    by_stride = _merge_by_stride(tensor, tuple(shape), sources)
-    if by_stride is not None:
-        return by_stride if by_stride.shape == target else _regroup(by_stride, target)
-    rank, view_rank = tensor.ndim, len(tensor.view_shape)
-    keep = view_rank - rank
-    if keep < 0:
-        return None
-    for axis in range(rank):
-        dim = tensor.dims[keep + axis]
-        if not _is_axis(dim, axis) or tensor.view_shape[keep + axis] != tensor.shape[axis]:
-            return None
-    if tensor.space is not Space.HBM and (not groups or groups[0][0] != [0] or target[0] != tensor.shape[0]):
-        return None
-    view_shape = tensor.view_shape[:keep] + target
-    leading = [Index(dim.constant, dim.terms, target, (0,) * len(target)) for dim in tensor.dims[:keep]]
-    return Tensor(tensor.buffer, target, [*leading, *identity_dims(target)], view_shape, tensor.indirect)
-
-
-def _merge_by_stride(tensor: Tensor, shape: tuple[int, ...], sources: list[list[int]]) -> Tensor | None:
-    dims = []
-    for dim in tensor.dims:
-        strides = []
-        for wide in sources:
-            if any(axis in dim.tables for axis in wide) and len(wide) > 1:
-                return None
-            stride = dim.strides[wide[-1]] if wide else 0
-            expected = stride
-            for axis in reversed(wide):
-                if dim.strides[axis] != expected:
-                    return None
-                expected *= tensor.shape[axis]
-            strides.append(stride)
-        tables = {
-            position: dim.tables[wide[0]] for position, wide in enumerate(sources) if wide and wide[0] in dim.tables
-        }
-        dims.append(Index(dim.constant, dim.terms, shape, tuple(strides), tables))
-    return Tensor(tensor.buffer, shape, dims, tensor.view_shape, tensor.indirect)
+    return assignment
 
 
 def require_tile(value: Any, name: str, api: str) -> Tensor:
@@ -733,7 +522,7 @@ def check_tile_layout(tile: Tensor) -> None:
     if any(partition.strides[1:]) or any(axis > 0 for axis in partition.tables):
         raise errors.failed_to_infer_tile(tile.name)
     for position, dim in enumerate(tile.dims):
-        if position != tile.partition_dimension() and (dim.strides and dim.strides[0] or 0 in dim.tables):
+        if position != tile.partition_dimension() and (dim.strides[0] or 0 in dim.tables):
             raise errors.failed_to_infer_tile(tile.name)
     if tile.shape[0] > 128:
         raise errors.partitions_exceed_limit(tile.shape[0])
@@ -747,6 +536,3 @@ def check_tile_layout(tile: Tensor) -> None:
 def whole(buffer: TracedBuffer) -> Tensor:
     """The tensor that views all of ``buffer``."""
     return Tensor(buffer, buffer.shape)
-
-
-__all__ = ["Tensor", "check_tile_layout", "current", "identity_dims", "require_tile", "whole"]

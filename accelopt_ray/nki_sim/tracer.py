@@ -18,8 +18,8 @@ from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim import builder as tracing
 from accelopt_ray.nki_sim import dtypes, errors, loops, modules
 from accelopt_ray.nki_sim.errors import KernelError
-from accelopt_ray.nki_sim.language import SBUF_USABLE_BYTES
 from accelopt_ray.nki_sim.program import Program, Role, Space
+from accelopt_ray.nki_sim.spaces import SBUF_USABLE_BYTES
 from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site
 from accelopt_ray.nki_sim.tile import Tensor, whole
 from accelopt_ray.nki_sim.validate import validate
@@ -28,15 +28,14 @@ KernelInput = Union[TensorSpec, float, int]
 
 _HELPERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "loop": ("__nki_loop__", loops.iterate),
+    "branch": ("__nki_branch__", loops.branch),
     "while": ("__nki_while__", loops.while_condition),
     "annotated": ("__nki_annotated__", loops.annotated),
 }
 _LOCK = threading.RLock()
 
 
-def trace_kernel(
-    source: str, inputs: Sequence[KernelInput], entry: str = "kernel", target: str = "trn1"
-) -> Program:
+def trace_kernel(source: str, inputs: Sequence[KernelInput], entry: str = "kernel", target: str = "trn1") -> Program:
     """Traces a kernel for given input shapes.
 
     The source is executed in this process: call it where that is acceptable.
@@ -88,14 +87,34 @@ def _compile(source: str) -> tuple[Any, dict[int, str]]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Puts the tracer's helpers where Python would act on its own: loops, while tests, shape annotations."""
+    """Puts the tracer's helpers where Python would act on its own.
+
+    These are loops, branches on a loop index, ``while`` tests and shape annotations.
+    """
+
+    def __init__(self) -> None:
+        self._loop_names: list[str] = []
 
     def visit_For(self, node: ast.For) -> ast.For:
+        is_loop = isinstance(node.target, ast.Name) and _iterates_a_range(node.iter)
+        if is_loop:
+            assert isinstance(node.target, ast.Name)
+            self._loop_names.append(node.target.id)
         self.generic_visit(node)
+        if is_loop:
+            self._loop_names.pop()
         name = node.target.id if isinstance(node.target, ast.Name) else "i"
         node.iter = _call_helper(
             "loop", node.iter, ast.Constant(name), ast.Constant(node.lineno), ast.Constant(node.col_offset)
         )
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.If:
+        self.generic_visit(node)
+        used = {child.id for child in ast.walk(node.test) if isinstance(child, ast.Name)}
+        if used & set(self._loop_names):
+            node.body = _in_branch(node.body)
+            node.orelse = _in_branch(node.orelse)
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
@@ -108,6 +127,21 @@ class _Rewriter(ast.NodeTransformer):
         if node.value is not None and isinstance(node.target, ast.Name) and _names_a_tensor(node.annotation):
             node.value = _call_helper("annotated", ast.Constant(node.target.id), node.value, node.annotation)
         return node
+
+
+def _iterates_a_range(iterable: ast.expr) -> bool:
+    if not isinstance(iterable, ast.Call):
+        return False
+    name = getattr(iterable.func, "attr", getattr(iterable.func, "id", ""))
+    return name in ("range", "affine_range", "sequential_range")
+
+
+def _in_branch(body: list[ast.stmt]) -> list[ast.stmt]:
+    if not body:
+        return body
+    call = ast.Call(func=ast.Name(_HELPERS["branch"][0], ast.Load()), args=[], keywords=[])
+    enclosing = ast.With(items=[ast.withitem(context_expr=call)], body=body)
+    return [ast.copy_location(enclosing, body[0])]
 
 
 def _call_helper(name: str, *arguments: ast.expr) -> ast.Call:
@@ -238,7 +272,9 @@ def _outputs(result: Any, inputs: Sequence[tracing.TracedBuffer]) -> list[Tensor
                 f"the kernel returns its parameter `{buffer.name}`, which is immutable; return a tensor in shared_hbm"
             )
         if buffer.role is Role.CONSTANT:
-            raise errors.compile_error(f"the kernel returns the constant `{buffer.name}`; return a tensor in shared_hbm")
+            raise errors.compile_error(
+                f"the kernel returns the constant `{buffer.name}`; return a tensor in shared_hbm"
+            )
         if not buffer.written and buffer.role is not Role.INPUT:
             raise errors.output_not_written(buffer.name)
         if value.size != value.buffer_size():

@@ -8,11 +8,11 @@ for any loop values, every loop is finite, and every instruction has the operand
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 
 from accelopt_ray.nki_sim import bounds, dtypes, errors, operators
 from accelopt_ray.nki_sim.bounds import Linear, Variable
+from accelopt_ray.nki_sim.instruction_rules import RULES, Rule
 from accelopt_ray.nki_sim.program import (
     Access,
     Affine,
@@ -40,113 +40,7 @@ MAX_INSTRUCTIONS = 200_000
 
 _PARTITIONS = 128
 _TARGETS = ("trn1", "trn2", "trn3")
-_CHIP = frozenset({Space.SBUF, Space.PSUM})
-_SBUF = frozenset({Space.SBUF})
-_ANYWHERE = frozenset(Space)
 
-
-@dataclass(frozen=True)
-class Rule:
-    """What an instruction needs.
-
-    Attributes:
-        operands: Required operands with the spaces they may live in.
-        optional: Operands that may be absent.
-        numbers: Operands that may be numbers.
-        output: Spaces of the outputs.
-        engines: Engines that may execute it.
-        attributes: Required attributes.
-        elementwise: Operands whose shape is the output's.
-        vectors: Operands of shape (P, 1) where they are no number.
-        outputs: Largest number of outputs.
-    """
-
-    operands: Mapping[str, frozenset[Space]]
-    output: frozenset[Space] = _CHIP
-    engines: frozenset[Engine] = frozenset({Engine.VECTOR})
-    optional: frozenset[str] = frozenset()
-    numbers: frozenset[str] = frozenset()
-    attributes: tuple[str, ...] = ()
-    elementwise: tuple[str, ...] = ()
-    vectors: tuple[str, ...] = ()
-    outputs: int = 1
-
-
-_HBM = frozenset({Space.HBM})
-_DMA = frozenset({Engine.DMA})
-_PE = frozenset({Engine.TENSOR})
-_POOL = frozenset({Engine.GPSIMD})
-_DVE = frozenset({Engine.VECTOR})
-_ANY = frozenset({Engine.ANY, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD})
-_SCALAR_STEPS = {"data": _CHIP, "operand0": _CHIP, "operand1": _CHIP}
-
-RULES: dict[Opcode, Rule] = {
-    Opcode.LOAD: Rule({"src": _HBM}, _SBUF, _DMA, elementwise=("src",)),
-    Opcode.STORE: Rule({"src": _CHIP}, _HBM, _DMA, elementwise=("src",)),
-    Opcode.DMA_COPY: Rule({"src": _ANYWHERE}, frozenset({Space.HBM, Space.SBUF}), _DMA, elementwise=("src",)),
-    Opcode.MATMUL: Rule({"stationary": _SBUF, "moving": _SBUF}, frozenset({Space.PSUM}), _PE),
-    Opcode.TRANSPOSE: Rule({"data": _CHIP}, _CHIP, _PE | _DVE),
-    Opcode.ACTIVATION: Rule(
-        {"data": _CHIP, "scale": _CHIP, "bias": _CHIP}, _CHIP, frozenset({Engine.SCALAR}), frozenset({"bias"}),
-        frozenset({"scale"}), ("op",), ("data",), ("scale", "bias"), 2,
-    ),
-    Opcode.TENSOR_TENSOR: Rule(
-        {"a": _CHIP, "b": _CHIP}, _CHIP, _ANY, attributes=("op",), elementwise=("a", "b")
-    ),
-    Opcode.TENSOR_SCALAR: Rule(
-        _SCALAR_STEPS, _CHIP, _ANY, frozenset({"operand1"}), frozenset({"operand0", "operand1"}), ("op0",), ("data",),
-        ("operand0", "operand1"),
-    ),
-    Opcode.TENSOR_SCALAR_REDUCE: Rule(
-        {"data": _CHIP, "operand0": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"operand0"}), ("op0", "reduce_op"),
-        ("data",), ("operand0",), 2,
-    ),
-    Opcode.SCALAR_TENSOR_TENSOR: Rule(
-        _SCALAR_STEPS, _CHIP, _DVE, frozenset(), frozenset({"operand0"}), ("op0", "op1"), ("data", "operand1"),
-        ("operand0",),
-    ),
-    Opcode.TENSOR_REDUCE: Rule({"data": _CHIP}, _CHIP, _DVE, attributes=("op", "axes")),
-    Opcode.SCAN: Rule(
-        {"data0": _CHIP, "data1": _CHIP, "initial": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"initial"}),
-        ("op0", "op1"), ("data0", "data1"), ("initial",),
-    ),
-    Opcode.RECIPROCAL: Rule({"data": _CHIP}, _CHIP, _DVE, elementwise=("data",)),
-    Opcode.COPY: Rule({"src": _CHIP}, _CHIP, _ANY, elementwise=("src",)),
-    Opcode.MEMSET: Rule({}, _CHIP, _ANY, attributes=("value",)),
-    Opcode.IOTA: Rule({}, _CHIP, _POOL, attributes=("start", "strides")),
-    Opcode.SELECT: Rule(
-        {"predicate": _CHIP, "on_true": _CHIP, "on_false": _CHIP}, _CHIP, _DVE, frozenset(),
-        frozenset({"on_true", "on_false"}), (), ("predicate", "on_true", "on_false"),
-    ),
-    Opcode.AFFINE_SELECT: Rule(
-        {"on_true": _SBUF, "on_false": _SBUF}, _CHIP, _POOL, frozenset(), frozenset({"on_false"}), ("predicate",),
-        ("on_true",),
-    ),
-    Opcode.PARTITION_BROADCAST: Rule({"src": _CHIP}, _CHIP, _PE),
-    Opcode.PARTITION_REDUCE: Rule({"data": _SBUF}, _CHIP, _POOL, attributes=("op",)),
-    Opcode.LOOP_REDUCE: Rule({"data": _CHIP}, _CHIP, _DVE, attributes=("op", "loops"), elementwise=("data",)),
-    Opcode.BN_STATS: Rule({"data": _CHIP}, _CHIP, _DVE),
-    Opcode.BN_AGGR: Rule({"data": _CHIP}, _CHIP, _DVE),
-    Opcode.MAX8: Rule({"data": _CHIP}, _CHIP, _DVE),
-    Opcode.FIND_INDEX8: Rule({"data": _CHIP, "vals": _CHIP}, _CHIP, _DVE),
-    Opcode.MATCH_REPLACE8: Rule(
-        {"data": _CHIP, "vals": _CHIP}, _CHIP, _DVE, attributes=("imm",), elementwise=("data",), outputs=2
-    ),
-    Opcode.COPY_PREDICATED: Rule(
-        {"src": _CHIP, "predicate": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"src"}), (), ("src", "predicate")
-    ),
-    Opcode.RANGE_SELECT: Rule(
-        {"on_true": _CHIP, "bound0": _CHIP, "bound1": _CHIP}, _CHIP, _DVE, frozenset(), frozenset(),
-        ("comp_op0", "comp_op1", "range_start", "on_false_value"), ("on_true",), ("bound0", "bound1"), 2,
-    ),
-    Opcode.LOCAL_GATHER: Rule({"src": _SBUF, "index": _SBUF}, _SBUF, _POOL, attributes=("num_elem_per_idx",)),
-    Opcode.STREAM_SHUFFLE: Rule({"src": _CHIP}, _CHIP, _DVE, attributes=("shuffle_mask",), elementwise=("src",)),
-    Opcode.DROPOUT: Rule(
-        {"data": _CHIP, "probability": _CHIP}, _CHIP, _DVE, frozenset(), frozenset({"probability"}), (), ("data",),
-        ("probability",),
-    ),
-    Opcode.RANDOM: Rule({}, _CHIP, _DVE),
-}
 
 _ONE_PSUM = {
     Opcode.TENSOR_TENSOR: ("a", "b"),
@@ -156,8 +50,11 @@ _ONE_PSUM = {
 }
 
 _OPS: dict[str, frozenset[str]] = {
-    "op0": operators.ALU_OPS, "op1": operators.ALU_OPS, "reduce_op": operators.REDUCE_OPS,
-    "comp_op0": operators.COMPARISON_OPS, "comp_op1": operators.COMPARISON_OPS,
+    "op0": operators.ALU_OPS,
+    "op1": operators.ALU_OPS,
+    "reduce_op": operators.REDUCE_OPS,
+    "comp_op0": operators.COMPARISON_OPS,
+    "comp_op1": operators.COMPARISON_OPS,
 }
 
 
@@ -321,9 +218,9 @@ class _Validator:
         for name, value in node.attributes.items():
             allowed = _OPS.get(name)
             if name == "op":
-                allowed = {
-                    Opcode.ACTIVATION: operators.ACTIVATION_OPS, Opcode.TENSOR_TENSOR: operators.ALU_OPS
-                }.get(node.opcode, operators.REDUCE_OPS)
+                allowed = {Opcode.ACTIVATION: operators.ACTIVATION_OPS, Opcode.TENSOR_TENSOR: operators.ALU_OPS}.get(
+                    node.opcode, operators.REDUCE_OPS
+                )
             if allowed is not None and value not in allowed:
                 raise self._broken(f"'{node.opcode}' has {name} {value!r}")
             for affine in _affines(value):
@@ -354,7 +251,9 @@ class _Validator:
         if prod(access.view_shape) != prod(buffer.shape) or any(size <= 0 for size in access.view_shape):
             raise self._broken(f"'{buffer.name}' of shape {buffer.shape} is viewed as {access.view_shape}")
         if len(access.index) != len(access.view_shape):
-            raise self._broken(f"'{buffer.name}' is indexed in {len(access.index)} of {len(access.view_shape)} dimensions")
+            raise self._broken(
+                f"'{buffer.name}' is indexed in {len(access.index)} of {len(access.view_shape)} dimensions"
+            )
         for dim in access.index:
             self._check_dim(dim, access, buffer, node)
         if buffer.space is not Space.HBM:
@@ -378,7 +277,7 @@ class _Validator:
                 inner not in (1, outer) for inner, outer in zip(dim.indirect.shape, access.shape, strict=True)
             ):
                 raise self._broken("an index tile does not fit the tile it indexes")
-            self._check_access(dim.indirect, "index", node, _SBUF)
+            self._check_access(dim.indirect, "index", node, frozenset({Space.SBUF}))
 
     def _check_terms(self, affine: Affine) -> None:
         for loop, _ in affine.terms:
@@ -412,15 +311,9 @@ class _Validator:
         step = 32 if size <= 32 else 64 if size <= 64 else 128
         if index.start.constant % step == 0 and all(value % step == 0 for _, value in index.start.terms):
             return
-        low, _ = bounds.extremes(
-            Linear(index.start.constant, bounds.linear_affine(index.start)), self._extents
-        )
+        low, _ = bounds.extremes(Linear(index.start.constant, bounds.linear_affine(index.start)), self._extents)
         start = next(
-            (
-                value
-                for value in (low, *(low + coefficient for _, coefficient in index.start.terms))
-                if value % step
-            ),
+            (value for value in (low, *(low + coefficient for _, coefficient in index.start.terms)) if value % step),
             low,
         )
         raise errors.compile_error(f"Invalid access of {size} partitions starting at partition {start}")
@@ -442,7 +335,7 @@ class _Validator:
             if extra.shape != expected:
                 raise errors.shapes_mismatch([("out", out), ("outputs[1]", extra.shape)], str(node.opcode))
         pair = _ONE_PSUM.get(node.opcode)
-        if pair is not None and node.opcode is not Opcode.TENSOR_TENSOR:
+        if pair is not None:
             spaces = [self._space(node.operands.get(name)) for name in pair]
             if spaces == [Space.PSUM, Space.PSUM]:
                 raise errors.compile_error(
@@ -508,7 +401,11 @@ class _Validator:
 
     def _shape_of_iota(self, node: Instruction, out: tuple[int, ...]) -> None:
         strides = node.attributes["strides"]
-        if not isinstance(node.attributes["start"], Affine) or not isinstance(strides, tuple) or len(strides) != len(out):
+        if (
+            not isinstance(node.attributes["start"], Affine)
+            or not isinstance(strides, tuple)
+            or len(strides) != len(out)
+        ):
             raise self._broken("'iota' needs an affine start and one stride per axis")
 
     def _shape_of_affine_select(self, node: Instruction, out: tuple[int, ...]) -> None:
@@ -586,37 +483,35 @@ class _Validator:
                 axes, own = self._axis_map(node, name, value)
                 self._stay_inside(value, node, axes, own)
 
-    def _axis_map(
-        self, node: Instruction, name: str, operand: Access
-    ) -> tuple[dict[int, int], tuple[MaskTerm, ...]]:
+    def _axis_map(self, node: Instruction, name: str, operand: Access) -> tuple[dict[int, int], tuple[MaskTerm, ...]]:
         """Which axis of the operand runs with each axis of the output, and masks over the operand's own axes."""
         if node.opcode is Opcode.MATMUL:
             contraction = node.attributes.get("contraction_mask", ())
-            own = tuple(term for term in contraction if isinstance(term, MaskTerm)) if isinstance(contraction, tuple) else ()
+            own = (
+                tuple(term for term in contraction if isinstance(term, MaskTerm))
+                if isinstance(contraction, tuple)
+                else ()
+            )
             return ({0: 1} if name == "stationary" else {1: 1}), own
         if node.opcode is Opcode.TRANSPOSE:
             return {0: 1, 1: 0}, ()
         if node.opcode is Opcode.TENSOR_REDUCE:
             axes = node.attributes["axes"]
             assert isinstance(axes, tuple)
-            terms = node.attributes.get("input_mask", ())
-            own = tuple(term for term in terms if isinstance(term, MaskTerm)) if isinstance(terms, tuple) else ()
+            own = _mask_attribute(node, "input_mask")
             rank = len(operand.shape)
             if len(node.outputs[0].shape) == rank:
                 return {axis: axis for axis in range(rank) if axis not in axes}, own
             kept = [axis for axis in range(rank) if axis not in axes]
             return dict(enumerate(kept)), own
         if node.opcode in (Opcode.PARTITION_REDUCE, Opcode.PARTITION_BROADCAST):
-            terms = node.attributes.get("input_mask", ())
-            own = tuple(term for term in terms if isinstance(term, MaskTerm)) if isinstance(terms, tuple) else ()
+            own = _mask_attribute(node, "input_mask")
             return {axis: axis for axis in range(1, len(operand.shape))}, own
         if len(operand.shape) != len(node.outputs[0].shape):
             return {0: 0}, ()
         return {axis: axis for axis in range(len(operand.shape))}, ()
 
-    def _stay_inside(
-        self, access: Access, node: Instruction, axes: Mapping[int, int], own: Sequence[MaskTerm]
-    ) -> None:
+    def _stay_inside(self, access: Access, node: Instruction, axes: Mapping[int, int], own: Sequence[MaskTerm]) -> None:
         buffer = self._program.buffers[access.buffer]
         for position, dim in enumerate(access.index):
             size = access.view_shape[position]
@@ -647,6 +542,11 @@ class _Validator:
         for axis, extent in enumerate(shape):
             extents[1, axis] = extent
         return extents
+
+
+def _mask_attribute(node: Instruction, name: str) -> tuple[MaskTerm, ...]:
+    value = node.attributes.get(name, ())
+    return tuple(term for term in value if isinstance(term, MaskTerm)) if isinstance(value, tuple) else ()
 
 
 def _affines(value: object) -> Sequence[Affine]:

@@ -55,9 +55,7 @@ def trace(
     target: str = "trn1",
 ) -> Program:
     """Traces statements; without ``inputs`` the parameter ``x`` has shape (128, 512)."""
-    return trace_kernel(
-        kernel_text(body, parameters, out, dtype), specs(*(inputs or ((128, 512),))), target=target
-    )
+    return trace_kernel(kernel_text(body, parameters, out, dtype), specs(*(inputs or ((128, 512),))), target=target)
 
 
 def instructions(program: Program, opcode: Opcode | None = None) -> list[Instruction]:

@@ -64,6 +64,10 @@ def test_at_least_95_percent_of_public_calls_are_covered() -> None:
 
 def test_few_names_are_missing() -> None:
     assert set(counts()) - covered() <= {
-        "nki.simulate_kernel", "nisa.sendrecv", "nisa.core_barrier", "nisa.tensor_copy_dynamic_src",
-        "nisa.sequence_bounds", "nl.gather_flattened",
+        "nki.simulate_kernel",
+        "nisa.sendrecv",
+        "nisa.core_barrier",
+        "nisa.tensor_copy_dynamic_src",
+        "nisa.sequence_bounds",
+        "nl.gather_flattened",
     }

@@ -104,6 +104,12 @@ _CASES = [
     ),
     (
         "local_variable_used_out_of_scope",
+        "for i in range(4):\n    if i < 2:\n        tmp = nl.load(x)\n    else:\n        tmp = nl.load(out)\n"
+        "    nl.store(out, tmp)",
+        "Local variable 'tmp' is referenced outside of its parent scope",
+    ),
+    (
+        "local_variable_used_out_of_scope",
         "data = nl.zeros((128, 512), dtype=np.float32)\n"
         "for i in nl.sequential_range(4):\n    data = data + nl.load(x)\nnl.store(out, value=data)",
         "Local variable 'data' is referenced outside of its parent scope",
@@ -261,8 +267,10 @@ _CASES = [
 
 @pytest.mark.parametrize(("code", "body", "message"), _CASES, ids=[f"{case[0]}-{n}" for n, case in enumerate(_CASES)])
 def test_a_documented_error_in_its_wording(code: str, body: str, message: str) -> None:
-    error = failure(body, (128, 512), (4096, 1024), parameters="x, y") if " w" not in body and "w[" not in body else (
-        failure("w = nl.ndarray((128, 4000), dtype=np.float32, buffer=nl.hbm)\n" + body)
+    error = (
+        failure(body, (128, 512), (4096, 1024), parameters="x, y")
+        if " w" not in body and "w[" not in body
+        else (failure("w = nl.ndarray((128, 4000), dtype=np.float32, buffer=nl.hbm)\n" + body))
     )
     assert error.outcome is EvaluationOutcome.COMPILE_ERROR
     assert message in error.message
@@ -327,7 +335,10 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
         ("nisa.nc_matmul(nl.load(x), nl.load(x), wrong=1)", "nc_matmul() got an unexpected keyword argument 'wrong'"),
         ("nl.exp()", "exp() missing 1 required positional argument: 'x'"),
         ("nisa.tensor_tensor(nl.load(x))", "tensor_tensor() missing 2 required positional arguments"),
-        ("nisa.activation(nl.exp, nl.load(x), None, 1.0)", "activation() takes 2 positional arguments but 4 were given"),
+        (
+            "nisa.activation(nl.exp, nl.load(x), None, 1.0)",
+            "activation() takes 2 positional arguments but 4 were given",
+        ),
         ("nl.load(x)['a']", "unsupported index"),
         ("undefined_name", "NameError: name 'undefined_name' is not defined"),
         ("assert x.shape == (1, 1), 'wrong shape'", "AssertionError: wrong shape"),
@@ -347,8 +358,10 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
         ("nl.store(out, nl.load(x)[::2])", "stride of 2 on the partition dimension"),
         ("for a in nl.load(x):\n    pass", "iterating over a tensor is not supported"),
         ("float(nl.load(x))", "the value of a tensor is not known while the kernel is compiled"),
-        ("nisa.range_select(on_true_tile=nl.load(x), comp_op0=np.less, comp_op1=np.less, bound0=0, bound1=0)",
-         "'range_select' is available on NeuronCore-v3 and newer targets only"),
+        (
+            "nisa.range_select(on_true_tile=nl.load(x), comp_op0=np.less, comp_op1=np.less, bound0=0, bound1=0)",
+            "'range_select' is available on NeuronCore-v3 and newer targets only",
+        ),
         ("for i in nl.affine_range(2):\n    nl.load(x[0:128, 0:(i + 1) * 8])", "slices of variable size"),
     ],
 )

@@ -161,7 +161,6 @@ def test_a_fresh_result_names_its_destination() -> None:
     "body",
     [
         "a = nl.load(x)\nb = nl.exp(a)\nt[...] = a",  # used before
-        "a = nl.load(x)\nt[...] = a\nu[...] = a",  # named before
         "t[...] = 0.0\na = nl.load(x)\nb = nl.exp(t)\nt[...] = a",  # the destination was read in between
         "a = nl.load(x)\nfor i in nl.sequential_range(2):\n    t[...] = a",  # another loop body
         "a = nl.load(x, dtype=nl.bfloat16)\nt[...] = a",  # another type was asked for
@@ -174,6 +173,15 @@ def test_anything_else_is_copied(body: str) -> None:
         f"{body}\nnl.store(out, t)"
     )
     assert len(instructions(program, Opcode.COPY)) == 1
+
+
+def test_a_result_assigned_twice_is_copied_twice() -> None:
+    program = trace(
+        "t = nl.ndarray((128, 512), dtype=nl.float32)\nu = nl.ndarray((128, 512), dtype=nl.float32)\n"
+        "a = nl.load(x)\nt[...] = a\nu[...] = a\nnl.store(out, nl.add(t, u))"
+    )
+    assert opcodes(program)[:3] == [Opcode.LOAD, Opcode.COPY, Opcode.COPY]
+    assert {buffer_of(program, node.outputs[0]) for node in instructions(program, Opcode.COPY)} == {"t", "u"}
 
 
 def test_a_matmul_result_reaches_sbuf_by_a_copy() -> None:
@@ -290,9 +298,7 @@ def test_masks_of_a_matmul_follow_the_operands_axes() -> None:
 
 
 def test_a_mask_that_fits_both_operands_is_not_guessed() -> None:
-    body = (
-        "n = nl.arange(128)[None, :]\nnisa.nc_matmul(nl.load(x[:, 0:128]), nl.load(x[:, 0:128]), mask=n < 50)"
-    )
+    body = "n = nl.arange(128)[None, :]\nnisa.nc_matmul(nl.load(x[:, 0:128]), nl.load(x[:, 0:128]), mask=n < 50)"
     with pytest.raises(KernelError, match="fits the free axis of both"):
         trace(body)
     program = trace(
@@ -425,7 +431,14 @@ def test_engines_are_what_the_source_asks_for() -> None:
     )
     engines = [node.engine for node in instructions(program) if node.opcode not in (Opcode.LOAD, Opcode.STORE)]
     assert engines == [
-        Engine.SCALAR, Engine.ANY, Engine.GPSIMD, Engine.VECTOR, Engine.ANY, Engine.VECTOR, Engine.TENSOR, Engine.ANY,
+        Engine.SCALAR,
+        Engine.ANY,
+        Engine.GPSIMD,
+        Engine.VECTOR,
+        Engine.ANY,
+        Engine.VECTOR,
+        Engine.TENSOR,
+        Engine.ANY,
     ]
     with pytest.raises(KernelError, match="tensor engine is not supported in 'tensor_copy'"):
         trace("nl.store(out, nisa.tensor_copy(nl.load(x), engine=nisa.tensor_engine))")
@@ -458,7 +471,8 @@ def test_dtypes_follow_the_promotion_rules() -> None:
 
 def test_roles_names_and_lines() -> None:
     text = kernel_text(
-        "scratch = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.hbm)\ne = nl.load(nl.shared_constant(np.ones((128, 512), np.float32)))\n"
+        "scratch = nl.ndarray((128, 512), dtype=x.dtype, buffer=nl.hbm)\n"
+        "e = nl.load(nl.shared_constant(np.ones((128, 512), np.float32)))\n"
         "nl.store(scratch, e)\nnl.store(out, nl.load(scratch) + eps)",
         parameters="x, eps",
     )
@@ -483,10 +497,19 @@ def test_several_outputs_and_a_reshaped_one() -> None:
 
 
 def test_decorators_and_imports_of_every_form() -> None:
-    body = "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n    nl.store(out, nl.load(x))\n    return out\n"
+    body = (
+        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    nl.store(out, nl.load(x))\n    return out\n"
+    )
     for decorator in (
-        "", "@nki.jit\n", "@nki.jit()\n", "@nki.trace\n", "@nki.baremetal(save_neff_name='a')\n", "@nki.benchmark(warmup=1)\n",
-        "@nki.profile(working_directory='/tmp')\n", "@nki.jit\n@nki.compiler.skip_middle_end_transformations\n",
+        "",
+        "@nki.jit\n",
+        "@nki.jit()\n",
+        "@nki.trace\n",
+        "@nki.baremetal(save_neff_name='a')\n",
+        "@nki.benchmark(warmup=1)\n",
+        "@nki.profile(working_directory='/tmp')\n",
+        "@nki.jit\n@nki.compiler.skip_middle_end_transformations\n",
         "@nki.jit(mode='torchxla')\n",
     ):
         program = trace_kernel(IMPORTS + f"{decorator}def kernel(x):\n" + body, specs((128, 512)))

@@ -82,9 +82,14 @@ def shifted(access: Access, dimension: int, constant: int) -> Access:
 @pytest.mark.parametrize("constant", [1, -1, 1 << 40])
 def test_no_load_reaches_outside_its_tensor(program: Program, constant: int) -> None:
     refuse(
-        changed(program, Opcode.LOAD, lambda node: replace(
-            node, operands={"src": shifted(node.operands["src"], 1, constant)}  # type: ignore[arg-type]
-        )),
+        changed(
+            program,
+            Opcode.LOAD,
+            lambda node: replace(
+                node,
+                operands={"src": shifted(node.operands["src"], 1, constant)},  # type: ignore[arg-type]
+            ),
+        ),
         "Out-of-bound access",
     )
 
@@ -114,22 +119,42 @@ _CHANGES: list[tuple[str, Opcode, Callable[[Instruction], Any], str]] = [
     ("missing op", Opcode.ACTIVATION, lambda n: {"attributes": {}}, "lacks attribute 'op'"),
     ("wrong engine", Opcode.ACTIVATION, lambda n: {"engine": Engine.TENSOR}, "tensor engine is not supported"),
     ("no output", Opcode.ACTIVATION, lambda n: {"outputs": ()}, "has 0 outputs"),
-    ("reduction over partitions", Opcode.TENSOR_REDUCE, lambda n: {"attributes": {**n.attributes, "axes": (0,)}},
-     "axes"),
+    (
+        "reduction over partitions",
+        Opcode.TENSOR_REDUCE,
+        lambda n: {"attributes": {**n.attributes, "axes": (0,)}},
+        "axes",
+    ),
     ("reduction of no axis", Opcode.TENSOR_REDUCE, lambda n: {"attributes": {**n.attributes, "axes": (7,)}}, "axes"),
     ("unknown buffer", Opcode.STORE, lambda n: {"outputs": (replace(n.outputs[0], buffer=999),)}, "unknown buffer"),
     ("mask over no axis", Opcode.STORE, lambda n: {"mask": (MaskTerm(Affine(), ((5, 1),)),)}, "does not have"),
     ("mask over no loop", Opcode.STORE, lambda n: {"mask": (MaskTerm(Affine(0, ((77, 1),))),)}, "outside of its body"),
     ("other shape", Opcode.STORE, lambda n: {"outputs": (replace(n.outputs[0], shape=(128, 256)),)}, "mismatched"),
-    ("view of another size", Opcode.STORE, lambda n: {"outputs": (replace(n.outputs[0], view_shape=(512, 513)),)},
-     "is viewed as"),
-    ("too few indices", Opcode.STORE, lambda n: {"outputs": (replace(n.outputs[0], index=n.outputs[0].index[:1]),)},
-     "is indexed in 1 of 2"),
+    (
+        "view of another size",
+        Opcode.STORE,
+        lambda n: {"outputs": (replace(n.outputs[0], view_shape=(512, 513)),)},
+        "is viewed as",
+    ),
+    (
+        "too few indices",
+        Opcode.STORE,
+        lambda n: {"outputs": (replace(n.outputs[0], index=n.outputs[0].index[:1]),)},
+        "is indexed in 1 of 2",
+    ),
     ("empty tile", Opcode.STORE, lambda n: {"outputs": (replace(n.outputs[0], shape=(0, 512)),)}, "has shape"),
-    ("operands swapped", Opcode.MATMUL, lambda n: {"operands": {
-        "stationary": n.operands["moving"], "moving": n.operands["stationary"]}}, "exceed architecture limitation"),
-    ("result on chip stored from HBM", Opcode.STORE, lambda n: {"operands": {"src": n.outputs[0]}},
-     "address space 'psum|sbuf'"),
+    (
+        "operands swapped",
+        Opcode.MATMUL,
+        lambda n: {"operands": {"stationary": n.operands["moving"], "moving": n.operands["stationary"]}},
+        "exceed architecture limitation",
+    ),
+    (
+        "result on chip stored from HBM",
+        Opcode.STORE,
+        lambda n: {"operands": {"src": n.outputs[0]}},
+        "address space 'psum|sbuf'",
+    ),
 ]
 
 
@@ -144,8 +169,10 @@ def test_writing_an_argument_is_refused(program: Program) -> None:
     identifier = program.inputs[0]
     store = instructions(program, Opcode.STORE)[0]
     access = replace(
-        store.outputs[0], buffer=identifier, view_shape=(128, 512), index=(DimIndex(strides=((0, 1),)),
-                                                                            DimIndex(strides=((1, 1),)))
+        store.outputs[0],
+        buffer=identifier,
+        view_shape=(128, 512),
+        index=(DimIndex(strides=((0, 1),)), DimIndex(strides=((1, 1),))),
     )
     refuse(changed(program, Opcode.STORE, lambda node: replace(node, outputs=(access,))), "immutable parameter")
 
@@ -157,9 +184,11 @@ def test_partitions_must_be_contiguous_and_start_where_engines_reach(program: Pr
             moved = replace(tile, shape=(size, tile.shape[1]), index=(dim, *tile.index[1:]))
             operand = node.operands["data"]
             assert isinstance(operand, Access)
-            return replace(node, outputs=(moved,), operands={
-                **node.operands, "data": replace(operand, shape=(size, operand.shape[1]))
-            })
+            return replace(
+                node,
+                outputs=(moved,),
+                operands={**node.operands, "data": replace(operand, shape=(size, operand.shape[1]))},
+            )
 
         return change
 
@@ -168,16 +197,14 @@ def test_partitions_must_be_contiguous_and_start_where_engines_reach(program: Pr
         changed(program, Opcode.ACTIVATION, with_partition(DimIndex(Affine(32), ((0, 1),)), 64)),
         "Invalid access of 64 partitions starting at partition 32",
     )
-    refuse(
-        changed(program, Opcode.ACTIVATION, with_partition(DimIndex(strides=((1, 1),)), 1)), "Failed to infer tile"
-    )
+    refuse(changed(program, Opcode.ACTIVATION, with_partition(DimIndex(strides=((1, 1),)), 1)), "Failed to infer tile")
 
 
 def test_loops_are_finite_and_unique(program: Program) -> None:
     def with_loop(**fields: int) -> Program:
-        return replace(program, body=tuple(
-            replace(node, **fields) if isinstance(node, Loop) else node for node in program.body
-        ))
+        return replace(
+            program, body=tuple(replace(node, **fields) if isinstance(node, Loop) else node for node in program.body)
+        )
 
     refuse(with_loop(trips=0), "0 iterations")
     refuse(with_loop(trips=-5), "-5 iterations")
