@@ -1,0 +1,1 @@
+"""Models: what they are sent, how they are reached, and what is read from their replies."""

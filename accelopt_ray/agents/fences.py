@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-_FENCE = re.compile(r"^(?P<prefix>[ \t]*(?:>[ \t]?)*[ \t]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)$")
+_FENCE = re.compile(r"^(?P<prefix>[ \t>]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)$")
 # A first word that can only be code: fence and code share a line, and the word must not be lost as a language tag.
 _CODE_START = re.compile(r"(?:import|from|def|async|class|@)\b|@\w|#")
 
@@ -97,7 +97,7 @@ def _fences(lines: list[str]) -> Iterator[_Fence]:
                 continue
             yield _Fence(number, match["prefix"], mark[0], len(mark), info)
             continue
-        # A fence that shares its line with the code before it. No pattern: on long lines it would backtrack for seconds.
+        # A fence that shares its line with the code before it; a pattern would backtrack for seconds on a long line.
         stripped = line.rstrip(" \t")
         code = stripped.rstrip("`")
         if len(stripped) - len(code) >= 3 and code.strip("` \t"):

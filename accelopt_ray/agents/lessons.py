@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 _NOTHING = re.compile(r"\bno\s+optimi[sz]ations?\s+(?:was\s+|were\s+)?found\b", re.IGNORECASE)
 _FIRST = re.compile(r"\A\W*(?:title\W+|answer\W+)?" + _NOTHING.pattern, re.IGNORECASE)
-_TITLE = re.compile(
-    r"^[ \t]*(?:[#>*\-]+[ \t]*)*(?:title|optimi[sz]ation)[ \t]*(?:\*\*)?[ \t]*[:：][ \t]*(?P<title>.+)$", re.I | re.M
-)
+_TITLE = re.compile(r"^[ \t#>*\-]*(?:title|optimi[sz]ation)[ \t]*(?:\*\*)?[ \t]*[:：][ \t]*(?P<title>.+)$", re.I | re.M)
 _HEADING = re.compile(r"^[ \t]*#+[ \t]*(?P<title>.+)$", re.M)
 _MAX_TITLE = 120
 

@@ -26,7 +26,8 @@ _REFUSAL = re.compile(
 )
 _DIFF_LINE = re.compile(r"^(?:@@ .*@@|--- \S|\+\+\+ \S|diff --git |\*\*\* (?:Begin|Update) )", re.MULTILINE)
 _MAX_JSON_DEPTH = 6
-_MAX_CODE_STARTS = 200
+# Characters that may be parsed in looking for an unfenced kernel; a reply that needs more is not one.
+_PARSE_BUDGET = 2_000_000
 
 
 class NoKernelReason(StrEnum):
@@ -82,8 +83,12 @@ def extract_kernel(reply_text: str, entry: str = "kernel", finish_reason: str = 
 
 def defines_entry(source: str, entries: Iterable[str]) -> bool:
     """Whether a source parses and binds one of the names at top level."""
+    names = set(entries)
+    # Most blocks do not even mention the name, and parsing is what takes time.
+    if not any(name in source for name in names):
+        return False
     tree, _ = _parse(source)
-    return tree is not None and any(name in set(entries) for name in _bound_names(tree.body))
+    return tree is not None and any(name in names for name in _bound_names(tree.body))
 
 
 def _find(text: str, entries: tuple[str, ...], *, truncated: bool, json_depth: int) -> str | None:
@@ -110,7 +115,10 @@ def _from_plain_text(text: str, entries: tuple[str, ...]) -> str | None:
         return _tidy(text)
     lines = text.split("\n")
     starts = [number for number, line in enumerate(lines) if _CODE_LINE.match(line)]
-    for start in starts[:_MAX_CODE_STARTS]:
+    affordable = _PARSE_BUDGET // max(1, len(text))
+    for start in starts[:affordable]:
+        if not any(name in line for line in lines[start:] for name in entries):
+            return None
         code = _without_trailing_prose(lines[start:])
         if code is not None and defines_entry(code, entries):
             return _tidy(code)

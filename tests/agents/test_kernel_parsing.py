@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accelopt_ray.agents.lessons import parse_lesson
 from accelopt_ray.agents.parsing import NoKernelReason, extract_kernel
 
 KERNEL = """import neuronxcc.nki as nki
@@ -176,3 +177,25 @@ def test_a_damaged_reply_yields_one_of_its_kernels_or_none(data: st.DataObject) 
     if code is not None:
         ast.parse(code)
         assert code in (KERNEL, OTHER) or code.startswith((KERNEL, OTHER)) or code.endswith((KERNEL, OTHER))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "kernel " * 100_000,
+        " " * 200_000 + "kernel```",
+        "> " * 100_000 + "kernel",
+        "`" * 200_000 + "kernel",
+        "a `" * 100_000 + "```",
+        "import kernel\nfrom here on it is prose\n" * 5_000,
+        "```\nkernel\n" * 5_000,
+        '{"kernel": ' * 20_000,
+        "(" * 100_000 + "kernel",
+        "# " * 100_000 + "title kernel",
+    ],
+    ids=["words", "blanks", "quotes", "ticks", "inline code", "imports", "fences", "JSON", "parentheses", "headings"],
+)
+def test_no_reply_takes_for_ever(reply: str) -> None:
+    assert extract_kernel(reply).code is None
+    parse_lesson(reply)
