@@ -6,11 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from accelopt_ray.nki_sim.tracer import trace_kernel
 
 from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim.numerics import run_program
 from accelopt_ray.nki_sim.program import Program
+from accelopt_ray.nki_sim.tracer import trace_kernel
 from nkibench.skeleton import write_skeleton
 from nkibench.task import Task, list_tasks, load_task
 
