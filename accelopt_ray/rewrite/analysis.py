@@ -141,9 +141,7 @@ class Kernel:
         tensors: set[str] = set()
         for node in ast.walk(entry):
             base = None
-            if isinstance(node, ast.Subscript):
-                base = node.value
-            elif isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Subscript) or isinstance(node, ast.Attribute):
                 base = node.value
             if isinstance(base, ast.Name):
                 tensors.add(base.id)
@@ -681,9 +679,7 @@ class Kernel:
         names = {ref.buffer.name for ref in first.reads()}
         for op in self.ops:
             if first.position < op.position < last.position and op.dest is not None:
-                if op.dest.buffer.name in names and op.dest.buffer.origin != "value":
-                    return False
-                if op.dest.buffer.name in names and not any(op.dest.buffer is r.buffer for r in first.reads()):
+                if op.dest.buffer.name in names:
                     return False
         return True
 

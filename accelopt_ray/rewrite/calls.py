@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 #: Unary functions that one ScalarE activation computes.
 ACTIVATIONS = frozenset(
-    "exp sqrt rsqrt square sigmoid silu gelu tanh relu log softplus sin abs sign reciprocal erf mish".split()
+    ["exp", "sqrt", "rsqrt", "square", "sigmoid", "silu", "gelu", "tanh", "relu", "log", "softplus", "sin", "abs", "sign", "reciprocal", "erf", "mish"]
 )
 #: Two-operand arithmetic that VectorE computes.
-BINARY = frozenset("add subtract multiply maximum minimum divide".split())
+BINARY = frozenset(["add", "subtract", "multiply", "maximum", "minimum", "divide"])
 COMMUTATIVE = frozenset({"add", "multiply", "maximum", "minimum"})
 REDUCTIONS = frozenset({"sum", "max", "min"})
 

@@ -408,4 +408,4 @@ def bytes_per_partition(buffer: Buffer, extra: tuple[Loop, ...]) -> int | None:
     return total
 
 
-__all__ = ["Leaf", "Nest", "NotReorderable", "Schedule", "ZERO", "bytes_per_partition", "emit", "read_nest", "reorder"]
+__all__ = ["ZERO", "Leaf", "Nest", "NotReorderable", "Schedule", "bytes_per_partition", "emit", "read_nest", "reorder"]

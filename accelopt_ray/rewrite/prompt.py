@@ -104,9 +104,7 @@ def kernels_in(text: str) -> list[str]:
     ordered: list[str] = []
     for _, code in sorted(found):
         # A pairing that spans several blocks does not parse; one that only adds surroundings repeats the kernel.
-        if not any(code in other and code != other for _, other in found):
-            ordered.append(code)
-        elif code not in ordered:
+        if not any(code in other and code != other for _, other in found) or code not in ordered:
             ordered.append(code)
     if not ordered and _is_kernel(text):
         ordered.append(text)

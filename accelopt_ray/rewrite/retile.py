@@ -21,7 +21,7 @@ from accelopt_ray.rewrite.syntax import expression
 
 #: Operations that treat the columns of their tiles independently.
 COLUMNWISE = frozenset(
-    "load store copy activation tensor_scalar tensor_tensor scalar_tensor_tensor reciprocal broadcast update".split()
+    ["load", "store", "copy", "activation", "tensor_scalar", "tensor_tensor", "scalar_tensor_tensor", "reciprocal", "broadcast", "update"]
 )
 
 
@@ -167,4 +167,4 @@ def moved(start: Poly, width: Poly) -> Dim:
     return Dim(start, (Axis(1, 1, width),))
 
 
-__all__ = ["ONE", "Region", "ZERO", "full_extent", "moved", "read_region", "resize", "rewrite_dims", "widen_op_shapes"]
+__all__ = ["ONE", "ZERO", "Region", "full_extent", "moved", "read_region", "resize", "rewrite_dims", "widen_op_shapes"]

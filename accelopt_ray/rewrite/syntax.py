@@ -230,7 +230,7 @@ class _Renamer(ast.NodeTransformer):
     def __init__(self, mapping: dict[str, ast.expr]) -> None:
         self.mapping = mapping
 
-    def visit_Name(self, node: ast.Name) -> ast.expr:  # noqa: N802 (name fixed by ast)
+    def visit_Name(self, node: ast.Name) -> ast.expr:
         if isinstance(node.ctx, ast.Load) and node.id in self.mapping:
             return copy.deepcopy(self.mapping[node.id])
         return node

@@ -141,7 +141,7 @@ class DeferScale(Rule):
         if data.buffer.space is not Space.SBUF or op.dest.buffer.returned:
             return None
         vector = kernel.definition(scale, op)
-        if vector is None or not vector.loops and op.loops:
+        if vector is None or (not vector.loops and op.loops):
             return None
         transposes = [reader for reader, _ in op.dest.buffer.reads]
         if not transposes or not all(_is_transpose(kernel, reader, op) for reader in transposes):
