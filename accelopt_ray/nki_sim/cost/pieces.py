@@ -47,6 +47,7 @@ class Placement:
         dim_pieces: For each dimension of the buffer: (piece size in elements, or 0 when the dimension is not divided;
             units from one piece to the next).
         unit_bytes: Bytes per partition of one unit (bytes of the whole piece in HBM).
+        tile_units: Units of one tile; the first unit of a tile is a multiple of it after ``base``.
         whole: Whether accesses through other views or indirect ones made the whole tile one unit.
     """
 
@@ -55,6 +56,7 @@ class Placement:
     loop_strides: tuple[tuple[int, int], ...]
     dim_pieces: tuple[tuple[int, int], ...]
     unit_bytes: int
+    tile_units: int
     whole: bool
 
 
@@ -206,9 +208,11 @@ def _place(
         free = list(range(buffer.block_dims + 1, len(buffer.shape)))
         while math.prod(buffer.shape[dim] // sizes[dim] for dim in free if sizes[dim]) > MAX_PIECES_PER_TILE:
             sizes[max(free, key=lambda dim: buffer.shape[dim] // sizes[dim] if sizes[dim] else 0)] = 0
-    count = 1
+    count = tile_units = 1
     dim_pieces: list[tuple[int, int]] = [(0, 0)] * len(buffer.shape)
     for dim in range(len(buffer.shape) - 1, -1, -1):
+        if on_chip and dim == partition_dim:
+            tile_units = count
         if sizes[dim]:
             dim_pieces[dim] = (sizes[dim], count)
             count *= -(-buffer.shape[dim] // sizes[dim])
@@ -219,7 +223,9 @@ def _place(
     elements = math.prod(
         size if size else (1 if dim == partition_dim else buffer.shape[dim]) for dim, size in enumerate(sizes)
     )
-    return Placement(base, count, tuple(loop_strides), tuple(dim_pieces), elements * item_bytes(buffer.dtype), whole)
+    return Placement(
+        base, count, tuple(loop_strides), tuple(dim_pieces), elements * item_bytes(buffer.dtype), tile_units, whole
+    )
 
 
 def _granularity(dim: int, extent: int, uses: list[Access], limit: int) -> int:

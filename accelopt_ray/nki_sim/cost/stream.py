@@ -182,6 +182,12 @@ class _Unroller:
         detail = self._details(node, plans_in, plans_out, loops)
         if detail is not None:
             self._detail[positions] = detail
+        for plan in plans_out:
+            # Equal values in different columns of a tile are different pieces: the tile is read as one.
+            placement = self._pieces.placements[plan.buffer]
+            if placement.tile_units > 1:
+                unit = _grid(plan.base - placement.base, dict(plan.terms), loops)
+                self._detail[positions] = self._detail[positions] * 4096 + unit % placement.tile_units
         for extents, chosen in variants:
             if not all(extents):
                 continue
