@@ -71,7 +71,6 @@ class TracedBuffer:
     last_touch: int = -1
     written: bool = False
     mutable: bool = False
-    shared: bool = False
     allocated: bool = False
     constant: np.ndarray[Any, Any] | None = None
     given_name: str = ""

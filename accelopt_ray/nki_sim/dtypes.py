@@ -152,15 +152,8 @@ def promote(left: str, right: str) -> str:
     return "float32"
 
 
-def scalar_dtype(value: float | int | bool) -> str:
-    """Type a Python number has in an expression: bool as uint8, int as int32, float as fp32."""
-    if isinstance(value, bool):
-        return "uint8"
-    return "int32" if isinstance(value, int) else "float32"
-
-
 def promote_scalar(tensor: str, value: float | int | bool) -> str:
-    """Result type of an operation on a tensor and a Python number, which is weaker than any tensor of its kind."""
+    """Result type of an operation on a tensor and a Python number, which counts as uint8, int32 or fp32 by its type."""
     if isinstance(value, (bool, int)) or tensor == "tfloat32":
         return tensor if is_float(tensor) or isinstance(value, bool) else promote(tensor, "int32")
     return promote(tensor, "float32")

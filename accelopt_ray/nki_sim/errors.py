@@ -147,14 +147,6 @@ def failed_to_infer_tile(name: str) -> KernelError:
     )
 
 
-def leading_dimension_not_partition(shape: Sequence[int]) -> KernelError:
-    return compile_error(
-        "The leading dimension of SBUF/PSUM tensors must be the partition dimension. The tensor has shape "
-        f"{shape_text(shape)}",
-        "leading_dimension_of_tensor_must_be_partition",
-    )
-
-
 def shared_hbm_not_at_top_level() -> KernelError:
     return compile_error(
         "shared_hbm buffer can only be created top level kernel scope", "shared_hbm_must_in_kernel_level"

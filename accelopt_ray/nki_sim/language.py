@@ -116,7 +116,6 @@ def _create(shape: Any, dtype: Any, buffer: Any, name: str, fill: float | None, 
                 raise errors.shared_hbm_not_at_top_level()
         outside = builder.grid if space_name == "shared_hbm" else ()
         made = builder.new_buffer(space, sizes, element, name=str(name or ""), outside=outside)
-        made.shared = space_name == "shared_hbm"
         return whole(made)
     allocated = bool(getattr(buffer, "allocated", False))
     if allocated:

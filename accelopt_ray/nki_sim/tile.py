@@ -102,6 +102,9 @@ class Tensor:
 
     __int__ = __float__ = __index__ = _no_value
 
+    def __array__(self, *_args: Any, **_kwargs: Any) -> Any:
+        self._no_value()
+
     def __repr__(self) -> str:
         return f"{self.buffer.dtype} {self.buffer.name}{errors.shape_text(self.shape)}"
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, Union
 
 from accelopt_ray.devices.protocol import TensorSpec
@@ -33,6 +35,7 @@ _HELPERS: dict[str, tuple[str, Callable[..., Any]]] = {
     "annotated": ("__nki_annotated__", loops.annotated),
 }
 _LOCK = threading.RLock()
+_MODULE_NAME = "nki_kernel_file"
 
 
 def trace_kernel(source: str, inputs: Sequence[KernelInput], entry: str = "kernel", target: str = "trn1") -> Program:
@@ -172,12 +175,10 @@ def _assigned_names(tree: ast.AST) -> dict[int, str]:
 
 
 def _trace_once(code: Any, inputs: Sequence[KernelInput], entry: str, builder: tracing.Builder) -> Program:
-    namespace: dict[str, Any] = {
-        "__name__": "nki_kernel_file",
-        "__file__": tracing.KERNEL_FILENAME,
-        "__builtins__": builtins,
-        **dict(_HELPERS.values()),
-    }
+    module = ModuleType(_MODULE_NAME)
+    namespace = vars(module)
+    namespace.update({"__file__": tracing.KERNEL_FILENAME, "__builtins__": builtins, **dict(_HELPERS.values())})
+    sys.modules[_MODULE_NAME] = module  # where dataclasses and the like look for a class's globals
     try:
         exec(code, namespace)
         kernel = _find_entry(namespace, entry)
@@ -197,6 +198,8 @@ def _trace_once(code: Any, inputs: Sequence[KernelInput], entry: str, builder: t
     except BaseException as error:
         message = "".join(traceback.format_exception_only(type(error), error)).strip()
         raise errors.compile_error(message, line=_kernel_line(error)) from error
+    finally:
+        sys.modules.pop(_MODULE_NAME, None)
 
 
 def _find_entry(namespace: dict[str, Any], entry: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from kernel_texts import IMPORTS, kernel_text, specs, trace
 
@@ -251,6 +254,12 @@ _CASES = [
         "cannot use indirect indexing access with the current NKI API for src",
     ),
     (
+        "copy_dynamic_indirect_indices_not_natively_supported",
+        "t = nl.load(x)\ni = nl.load(x[:, 0:1], dtype=nl.int32)\nu = nl.ndarray((128, 512), dtype=nl.float32)\n"
+        "u[...] = t[i[nl.arange(128)[:, None], 0], nl.arange(512)[None, :]]",
+        "cannot copy a tensor with indirect memory reference access to `u`",
+    ),
+    (
         "while_loop_requires_unconditional_entry",
         "c = nl.load(x[0:1, 0:1])\nwhile c:\n    nl.store(out, 1)",
         "Traditional while loops are not supported in NKI.",
@@ -357,6 +366,8 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
         ("t = nl.load(x)\nt[5:37, :] = nl.exp(t[5:37, :])", "Invalid access of 32 partitions starting at partition 5"),
         ("nl.store(out, nl.load(x)[::2])", "stride of 2 on the partition dimension"),
         ("for a in nl.load(x):\n    pass", "iterating over a tensor is not supported"),
+        ("np.asarray(nl.load(x))", "the value of a tensor is not known while the kernel is compiled"),
+        ("np.exp(nl.load(x))", "TypeError"),
         ("float(nl.load(x))", "the value of a tensor is not known while the kernel is compiled"),
         (
             "nisa.range_select(on_true_tile=nl.load(x), comp_op0=np.less, comp_op1=np.less, bound0=0, bound1=0)",
@@ -402,3 +413,16 @@ def test_what_a_kernel_may_not_return(returned: str, message: str) -> None:
 def test_too_many_unrolled_instructions() -> None:
     error = failure("for i in nl.static_range(300000):\n    nisa.memset((1, 1), 0, dtype=np.float32)")
     assert "unrolls into more than" in error.message
+
+
+def test_the_documentation_lists_every_documented_error_and_what_is_raised() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "nki_front_end.md").read_text()
+    rows = dict(re.findall(r"^\| `err_([a-z0-9_]+)` \| (yes|no)", page, re.MULTILINE))
+    assert len(rows) == 36
+    raised = {code for code, answer in rows.items() if answer == "yes"}
+    tested = {case[0] for case in _CASES} | {
+        "mutable_parameter_not_returned",
+        "nested_kernel_with_spmd_grid",
+        "nki_api_outside_of_nki_kernel",
+    }
+    assert raised == tested & set(rows)

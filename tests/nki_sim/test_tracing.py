@@ -522,6 +522,20 @@ def test_decorators_and_imports_of_every_form() -> None:
     assert opcodes(trace_kernel(inside + body, specs((128, 512)))) == [Opcode.LOAD, Opcode.STORE]
 
 
+def test_kernel_files_may_define_dataclasses() -> None:
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        + IMPORTS
+        + (
+            "@dataclass(frozen=True)\nclass Tiles:\n    width: int\n"
+            "@nki.jit\ndef kernel(x):\n    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+            "    w = Tiles(256).width\n    for i in nl.affine_range(2):\n"
+            "        nl.store(out[:, i * w:(i + 1) * w], nl.load(x[:, i * w:(i + 1) * w]))\n    return out\n"
+        )
+    )
+    assert opcodes(trace_kernel(text, specs((128, 512)))) == [Opcode.LOAD, Opcode.STORE]
+
+
 def test_helpers_and_nested_kernels_are_inlined() -> None:
     text = IMPORTS + (
         "def scale(t, by):\n    return nl.multiply(t, by)\n@nki.jit\ndef inner(t):\n    return scale(t, 2.0)\n"
