@@ -109,7 +109,9 @@ class PackRotation(Rule):
                 if not self._is_product(kernel, bc, b[0], c) or not self._is_product(kernel, as_, a[0], s):
                     continue
                 copies = [op for op in (a[1], b[1]) if op is not None]
-                return self._check(kernel, difference, total, products, copies, a[0], b[0], c, s)
+                found = self._check(kernel, difference, total, products, copies, a[0], b[0], c, s)
+                if found is not None:
+                    return found
         return None
 
     def _is_product(self, kernel: Kernel, op: Op, half: Ref, factor: Ref) -> bool:

@@ -126,10 +126,28 @@ def _plan_fusion(kernel: Kernel, producer: Loop, consumer: Loop) -> _Plan:
     chain = [consumer]
     while (inner := _only_loop(chain[-1].node)) is not None:
         chain.append(next(loop for loop in kernel.loops if loop.node is inner))
-    substitution = _match_indices(shared, writers, readers, chain)
-    rows = {name for value in substitution.values() for name in value.symbols}
     _check_independence(kernel, producer, consumer, shared, readers, writers)
     nest = read_nest(kernel, producer)
+    # The more loops are shared, the shorter the strip; a reduction along the strip limits how many can be.
+    refusal: NotReorderable | None = None
+    for length in range(len(chain), 0, -1):
+        try:
+            substitution = _match_indices(shared, writers, readers, chain[:length])
+            return nest, _row_loops(kernel, producer, nest, substitution, shared), substitution, shared
+        except NotReorderable as error:
+            refusal = refusal or error
+    raise refusal or NotReorderable("the loops have no rows in common")
+
+
+def _row_loops(
+    kernel: Kernel, producer: Loop, nest: Nest, substitution: dict[str, Poly], shared: list[Buffer]
+) -> tuple[Loop, ...]:
+    """The producer's loops that select the consumer's rows, once reordering for them has been tried on a copy.
+
+    Raises:
+        NotReorderable: These loops cannot be put outermost.
+    """
+    rows = {name for value in substitution.values() for name in value.symbols}
     outer = tuple(loop for loop in nest.order if loop.index in rows)
     if not outer:
         raise NotReorderable("the consumer's rows do not correspond to loops of the producer")
@@ -142,7 +160,7 @@ def _plan_fusion(kernel: Kernel, producer: Loop, consumer: Loop) -> _Plan:
     twin_loop = trial.loops[kernel.loops.index(producer)]
     twin = read_nest(trial, twin_loop)
     reorder(twin, tuple(twin.order[nest.order.index(loop)] for loop in outer), _cheap_rows(twin))
-    return nest, outer, substitution, shared
+    return outer
 
 
 def _cheap_rows(nest: Nest) -> frozenset[int]:

@@ -1,0 +1,450 @@
+"""Rules on loops and layouts: three kernels each that they were not written for, and near misses."""
+
+from __future__ import annotations
+
+import pytest
+from rewrite_kernels import HEADER, assert_equal_results
+
+from accelopt_ray.rewrite.analysis import Kernel
+from accelopt_ray.rewrite.catalogue import CLEANUP, STRUCTURAL
+from accelopt_ray.rewrite.steps import Step, carry_out, sites_of
+
+Case = tuple[str, tuple[tuple[int, ...], ...]]
+
+
+def _kernel(body: str, arguments: str) -> str:
+    indented = "\n".join("    " + line if line else "" for line in body.strip("\n").split("\n"))
+    return f"{HEADER}\n\n@nki.jit\ndef kernel({arguments}):\n{indented}\n"
+
+
+# Row-wise functions in passes over tensors that are kept for all rows.
+CENTRED = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+kept = nl.ndarray((rows // 128, columns // 256, nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.sbuf)
+peaks = nl.ndarray((rows // 128, nl.par_dim(128), 1), dtype=nl.float32, buffer=nl.sbuf)
+for c in nl.affine_range(columns // 256):
+    for r in nl.affine_range(rows // 128):
+        tile = nl.load(a[nl.ds(r * 128, 128), nl.ds(c * 256, 256)])
+        kept[r, c, 0:128, 0:256] = nisa.activation(op=nl.exp, data=tile, scale=0.5)
+        peak = nisa.tensor_reduce(nl.max, data=kept[r, c, 0:128, 0:256], axis=[1], keepdims=True)
+        peaks[r, 0:128, 0:1] = nl.loop_reduce(peak, op=np.max, loop_indices=[c])
+for r in nl.affine_range(rows // 128):
+    for c in nl.affine_range(columns // 256):
+        shifted = nisa.tensor_scalar(data=kept[r, c, 0:128, 0:256], op0=nl.subtract, operand0=peaks[r, 0:128, 0:1])
+        nl.store(out[nl.ds(r * 128, 128), nl.ds(c * 256, 256)], value=shifted)
+return out
+""",
+    "a",
+)
+GRIDS = _kernel(
+    """
+w9 = nl.ndarray((2, 2, 128, 512), dtype=np.float32, buffer=nl.shared_hbm)
+w1 = nl.ndarray((2, 2, 2, nl.par_dim(128), 256), dtype=np.float32, buffer=nl.sbuf)
+w2 = nl.ndarray((2, 2, nl.par_dim(128), 1), dtype=np.float32, buffer=nl.sbuf)
+w3 = nl.ndarray((2, 2, 2, nl.par_dim(128), 1), dtype=np.float32, buffer=nl.sbuf)
+w4 = nl.ndarray((2, 2, nl.par_dim(128), 512), dtype=np.float32, buffer=nl.sbuf)
+for j0 in nl.affine_range(2):
+    for j1 in nl.affine_range(2):
+        for j2 in nl.affine_range(2):
+            w1[j2, j0, j1, nl.arange(128)[:, None], nl.arange(256)[None, :]] = nl.load(v1[j2, j1, nl.arange(128)[:, None], 256 * j0 + nl.arange(256)[None, :]])
+            w3[j2, j0, j1, nl.arange(128)[:, None], 0] = nisa.tensor_reduce(nl.add, data=w1[j2, j0, j1, nl.arange(128)[:, None], nl.arange(256)[None, :]], axis=[1], mask=None)
+            w2[j2, j1, nl.arange(128)[:, None], 0] = nl.loop_reduce(w3[j2, j0, j1, nl.arange(128)[:, None], 0], op=np.add, loop_indices=[j0])
+            ' end loop j2 '
+for k0 in nl.affine_range(2):
+    for k1 in nl.affine_range(2):
+        for k2 in nl.affine_range(2):
+            w4[k0, k1, nl.arange(128)[:, None], 256 * k2 + nl.arange(256)[None, :]] = nisa.tensor_scalar(data=w1[k0, k2, k1, nl.arange(128)[:, None], nl.arange(256)[None, :]], op0=nl.multiply, operand0=w2[k0, k1, nl.arange(128)[:, None], 0])
+        nl.store(w9[k0, k1, nl.arange(128)[:, None], nl.arange(512)[None, :]], value=w4[k0, k1, nl.arange(128)[:, None], nl.arange(512)[None, :]])
+return w9
+""",
+    "v1",
+)
+PRODUCT_PASSES = _kernel(
+    """
+depth, m = left.shape
+_, n = right.shape
+out = nl.ndarray((m, n), dtype=left.dtype, buffer=nl.shared_hbm)
+scores = nl.ndarray((n // 512, m // 128, nl.par_dim(128), 512), dtype=nl.float32, buffer=nl.sbuf)
+for block in nl.affine_range(n // 512):
+    columns = nl.load(right[0:depth, nl.ds(block * 512, 512)])
+    for group in nl.affine_range(m // 256):
+        for member in nl.affine_range(2):
+            row = group * 2 + member
+            rows = nl.load(left[0:depth, nl.ds(row * 128, 128)])
+            product = nisa.nc_matmul(rows, columns)
+            scores[block, row, 0:128, 0:512] = nl.copy(product)
+for row in nl.affine_range(m // 128):
+    total = nl.ndarray((nl.par_dim(128), 1), dtype=nl.float32, buffer=nl.sbuf)
+    for block in nl.affine_range(n // 512):
+        part = nisa.tensor_reduce(nl.add, data=scores[block, row, 0:128, 0:512], axis=[1], keepdims=True)
+        total[0:128, 0:1] = nl.loop_reduce(part, op=np.add, loop_indices=[block])
+    for block in nl.affine_range(n // 512):
+        scaled = nisa.tensor_scalar(data=scores[block, row, 0:128, 0:512], op0=nl.add, operand0=total)
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(block * 512, 512)], value=scaled)
+return out
+""",
+    "left, right",
+)
+
+RECURRENCE = _kernel(
+    """
+rows, steps = gain.shape
+out = nl.ndarray((rows, steps), dtype=gain.dtype, buffer=nl.shared_hbm)
+for tile in nl.affine_range(rows // 128):
+    g = nl.load(gain[nl.ds(tile * 128, 128), 0:steps])
+    d = nl.load(drive[nl.ds(tile * 128, 128), 0:steps])
+    damped = nisa.activation(op=nl.exp, data=g, scale=-0.5)
+    state = nisa.tensor_tensor_scan(damped, d, initial=0, op0=np.multiply, op1=np.add)
+    nl.store(out[nl.ds(tile * 128, 128), 0:steps], value=nl.multiply(state, g))
+return out
+""",
+    "gain, drive",
+)
+STATES = _kernel(
+    """
+rows, steps = gain.shape
+_, kinds = rate.shape
+out = nl.ndarray((rows, steps), dtype=gain.dtype, buffer=nl.shared_hbm)
+acc = nl.zeros((rows // 128, nl.par_dim(128), steps), dtype=nl.float32, buffer=nl.sbuf)
+for kind in nl.affine_range(kinds):
+    for tile in nl.affine_range(rows // 128):
+        g = nl.load(gain[nl.ds(tile * 128, 128), 0:steps])
+        column = nl.load(rate[nl.ds(tile * 128, 128), kind])
+        decay = nisa.activation(op=nl.sigmoid, data=g, scale=column)
+        first = nisa.tensor_tensor_scan(decay, g, initial=1.0, op0=nl.multiply, op1=nl.add)
+        second = nisa.tensor_tensor_scan(decay, first, initial=0.0, op0=nl.multiply, op1=nl.maximum)
+        acc[tile, 0:128, 0:steps] += second
+for tile in nl.affine_range(rows // 128):
+    nl.store(out[nl.ds(tile * 128, 128), 0:steps], value=acc[tile, 0:128, 0:steps])
+return out
+""",
+    "gain, rate",
+)
+FIXED_ROW = _kernel(
+    """
+assert gain.shape == (64, 3072)
+out = nl.ndarray((64, 3072), dtype=gain.dtype, buffer=nl.shared_hbm)
+for part in nl.affine_range(1):
+    g = nl.load(gain[0:64, 0:3072])
+    row = nl.load(weight[0:1, 0:3072])
+    h = nisa.tensor_tensor_scan(g, row.broadcast_to((64, 3072)), initial=0, op0=np.multiply, op1=np.add)
+    nl.store(out[0:64, 0:3072], value=h)
+return out
+""",
+    "gain, weight",
+)
+
+ROTATION = _kernel(
+    """
+_, width = q.shape
+height, half = 128, 64
+out = nl.ndarray((height, width), dtype=q.dtype, buffer=nl.shared_hbm)
+for i in nl.affine_range(width // 256):
+    whole = nl.load(q[0:height, nl.ds(i * 256, 256)])
+    c = nl.load(cosine[0:half, nl.ds(i * 256, 256)])
+    s = nl.load(sine[0:half, nl.ds(i * 256, 256)])
+    low = nl.copy(whole[half:height, 0:256])
+    result = nl.ndarray((nl.par_dim(height), 256), dtype=q.dtype, buffer=nl.sbuf)
+    result[half:height, 0:256] = nl.add(nl.multiply(whole[0:half, 0:256], s), nl.multiply(low, c))
+    result[0:half, 0:256] = nl.subtract(nl.multiply(c, whole[0:half, 0:256]), nl.multiply(s, low))
+    nl.store(out[0:height, nl.ds(i * 256, 256)], value=result)
+return out
+""",
+    "q, cosine, sine",
+)
+ROTATION_RANGE = ROTATION.replace("for i in nl.affine_range(width // 256):", "for at in range(0, width, 256):").replace(
+    "nl.ds(i * 256, 256)", "at : at + 256"
+)
+ROTATION_OUTER = _kernel(
+    """
+out = nl.ndarray((3, 64, 512), dtype=v1.dtype, buffer=nl.shared_hbm)
+for h in nl.affine_range(3):
+    t = nl.load(v1[h, 0:64, 0:512])
+    c = nl.load(v2[h, 0:32, 0:512])
+    s = nl.load(v3[h, 0:32, 0:512])
+    b = nl.copy(t[32:64, 0:512])
+    a_c = nisa.tensor_tensor(t[0:32, 0:512], c, op=nl.multiply)
+    b_s = nisa.tensor_tensor(b, s, op=nl.multiply)
+    b_c = nisa.tensor_tensor(b, c, op=nl.multiply)
+    a_s = nisa.tensor_tensor(t[0:32, 0:512], s, op=nl.multiply)
+    r = nl.ndarray((nl.par_dim(64), 512), dtype=v1.dtype, buffer=nl.sbuf)
+    r[0:32, 0:512] = nisa.tensor_tensor(a_c, b_s, op=nl.subtract)
+    r[32:64, 0:512] = nisa.tensor_tensor(b_c, a_s, op=nl.add)
+    nl.store(out[h, 0:64, 0:512], value=r)
+return out
+""",
+    "v1, v2, v3",
+).replace("def kernel(v1, v2, v3):", "def kernel(v1, v2, v3):\n    assert v1.shape == (3, 64, 512)\n    assert v2.shape == (3, 32, 512)")
+
+HIGH_LEVEL = _kernel(
+    """
+m, k = x.shape
+_, n = w.shape
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    strip = nl.load(x[nl.ds(row * 128, 128), 0:k])
+    for column in nl.affine_range(n // 256):
+        acc = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.psum)
+        for inner in nl.affine_range(k // 128):
+            tile = nl.load(w[nl.ds(inner * 128, 128), nl.ds(column * 256, 256)])
+            acc += nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile)
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(column * 256, 256)], value=nl.copy(acc))
+return out
+""",
+    "x, w",
+)
+HIGH_LEVEL_SLICES = HIGH_LEVEL.replace("strip[0:128, nl.ds(inner * 128, 128)]", "strip[:, inner * 128 : (inner + 1) * 128]")
+HIGH_LEVEL_NARROW = HIGH_LEVEL.replace("128", "64")
+
+DEFERRED = _kernel(
+    """
+m, k = p.shape
+_, d = value.shape
+out = nl.ndarray((m, d), dtype=p.dtype, buffer=nl.shared_hbm)
+identity = nl.load(nl.shared_constant(np.identity(128, dtype=np.float32)))
+for row in nl.affine_range(m // 128):
+    weights = nl.load(p[nl.ds(row * 128, 128), 0:k])
+    scale = nl.load(factor[nl.ds(row * 128, 128), 0:1])
+    turned = nl.ndarray((k // 128, nl.par_dim(128), 128), dtype=nl.float32, buffer=nl.sbuf)
+    for block in nl.affine_range(k // 256):
+        scaled = nisa.tensor_scalar(data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=scale)
+        for part in nl.affine_range(2):
+            flipped = nisa.nc_matmul(scaled[0:128, nl.ds(part * 128, 128)], identity, is_moving_onezero=True, is_transpose=True)
+            turned[block * 2 + part, 0:128, 0:128] = nl.copy(flipped)
+    acc = nl.zeros((nl.par_dim(128), d), dtype=nl.float32, buffer=nl.psum)
+    for block in nl.affine_range(k // 128):
+        acc += nisa.nc_matmul(turned[block, 0:128, 0:128], nl.load(value[nl.ds(block * 128, 128), 0:d]))
+    nl.store(out[nl.ds(row * 128, 128), 0:d], value=nl.copy(acc))
+return out
+""",
+    "p, value, factor",
+)
+DEFERRED_TRANSPOSE = DEFERRED.replace(
+    "nisa.nc_matmul(scaled[0:128, nl.ds(part * 128, 128)], identity, is_moving_onezero=True, is_transpose=True)",
+    "nisa.nc_transpose(scaled[0:128, nl.ds(part * 128, 128)])",
+)
+DEFERRED_RENAMED = DEFERRED.replace("scaled", "probabilities").replace("turned", "columns_of").replace("row", "line")
+
+SUMS = _kernel(
+    """
+kinds, rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+for tile in nl.affine_range(rows // 128):
+    acc = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.sbuf)
+    for kind in nl.affine_range(kinds):
+        part = nl.load(a[kind, nl.ds(tile * 128, 128), 0:256])
+        squared = nisa.activation(op=nl.square, data=part)
+        acc[0:128, 0:256] += squared
+    nl.store(out[nl.ds(tile * 128, 128), 0:256], value=acc)
+return out
+""",
+    "a",
+)
+
+PIECES = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+for tile in nl.affine_range(rows // 128):
+    for block in nl.affine_range(columns // 512):
+        big = nl.load(a[nl.ds(tile * 128, 128), nl.ds(block * 512, 512)])
+        answer = nl.ndarray((nl.par_dim(128), 512), dtype=a.dtype, buffer=nl.sbuf)
+        for piece in nl.affine_range(2):
+            small = big[0:128, nl.ds(piece * 256, 256)]
+            grown = nisa.activation(op=nl.exp, data=small)
+            answer[0:128, nl.ds(piece * 256, 256)] = nisa.tensor_tensor(grown, small, op=nl.add)
+        nl.store(out[nl.ds(tile * 128, 128), nl.ds(block * 512, 512)], value=answer)
+return out
+""",
+    "a",
+)
+STREAM = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+for tile in nl.affine_range(rows // 128):
+    for block in nl.affine_range(columns // 256):
+        big = nl.load(a[nl.ds(tile * 128, 128), nl.ds(block * 256, 256)])
+        nl.store(out[nl.ds(tile * 128, 128), nl.ds(block * 256, 256)], value=nl.exp(big))
+return out
+""",
+    "a",
+)
+STREAM_RANGE = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+for at in range(0, columns, 256):
+    big = nl.load(a[0:rows, at : at + 256])
+    nl.store(out[0:rows, at : at + 256], value=nl.exp(big))
+return out
+""",
+    "a",
+)
+COUNTED = _kernel(
+    """
+out = nl.ndarray((128, 1024), dtype=np.float32, buffer=nl.shared_hbm)
+t0 = nl.ndarray((4, nl.par_dim(128), 256), dtype=np.float32, buffer=nl.sbuf)
+t1 = nl.ndarray((4, nl.par_dim(128), 256), dtype=np.float32, buffer=nl.sbuf)
+for i in nl.affine_range(4):
+    t0[i, nl.arange(128)[:, None], nl.arange(256)[None, :]] = nl.load(a[nl.arange(128)[:, None], 256 * i + nl.arange(256)[None, :]])
+    t1[i, nl.arange(128)[:, None], nl.arange(256)[None, :]] = nisa.activation(op=nl.tanh, data=t0[i, nl.arange(128)[:, None], nl.arange(256)[None, :]])
+    nl.store(out[nl.arange(128)[:, None], 256 * i + nl.arange(256)[None, :]], value=t1[i, nl.arange(128)[:, None], nl.arange(256)[None, :]])
+return out
+""",
+    "a",
+)
+SEQUENTIAL = STREAM.replace("affine_range(columns", "sequential_range(columns")
+
+BETWEEN = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+for tile in nl.affine_range(rows // 128):
+    p = nl.load(a[nl.ds(tile * 128, 128), 0:256])
+    q = nl.load(b[nl.ds(tile * 128, 128), 0:256])
+    product = nisa.tensor_tensor(p, q, op=nl.multiply)
+    total = nisa.tensor_tensor(product, q, op=nl.add)
+    nl.store(out[nl.ds(tile * 128, 128), 0:256], value=total)
+return out
+""",
+    "a, b",
+)
+
+SQUARE: tuple[tuple[int, ...], ...] = ((256, 512),)
+FIRES: dict[str, list[Case]] = {
+    "strip-fusion": [
+        (CENTRED, ((256, 1024),)),
+        (GRIDS, ((2, 2, 128, 512),)),
+        (PRODUCT_PASSES, ((64, 512), (64, 1024))),
+    ],
+    "tile-scan": [
+        (RECURRENCE, ((128, 4096), (128, 4096))),
+        (STATES, ((256, 2304), (256, 3))),
+        (FIXED_ROW, ((64, 3072), (1, 3072))),
+    ],
+    "pack-rotation": [
+        (ROTATION, ((128, 512), (64, 512), (64, 512))),
+        (ROTATION_RANGE, ((128, 512), (64, 512), (64, 512))),
+        (ROTATION_OUTER, ((3, 64, 512), (3, 32, 512), (3, 32, 512))),
+    ],
+    "shared-transpose": [
+        (HIGH_LEVEL, ((256, 256), (256, 512))),
+        (HIGH_LEVEL_SLICES, ((128, 384), (384, 512))),
+        (HIGH_LEVEL_NARROW, ((128, 256), (256, 512))),
+    ],
+    "defer-row-scale": [
+        (DEFERRED, ((256, 512), (512, 64), (256, 1))),
+        (DEFERRED_TRANSPOSE, ((256, 512), (512, 64), (256, 1))),
+        (DEFERRED_RENAMED, ((128, 256), (256, 32), (128, 1))),
+    ],
+    "sum-on-tensor-engine": [
+        (SUMS, ((3, 256, 256),)),
+        (SUMS.replace("nl.load(a[kind", "nl.load(a[kind * 1"), ((2, 128, 256),)),
+        (SUMS.replace("value=acc)", "value=nl.exp(acc))").replace("op=nl.square", "op=nl.tanh"), ((3, 128, 256),)),
+    ],
+    "merge-pieces": [(PIECES, ((256, 1024),)), (COUNTED, ((128, 1024),)), (PIECES.replace("256", "128").replace("512", "256"), ((256, 512),))],
+    "widen-tiles": [(STREAM, ((256, 1536),)), (STREAM_RANGE, ((96, 2048),)), (STREAM.replace("block", "chunk_at"), ((128, 1280),))],
+    "affine-loop": [(STREAM_RANGE, ((96, 512),)), (SEQUENTIAL, ((128, 1024),)), (ROTATION_RANGE, ((128, 512), (64, 512), (64, 512)))],
+    "operand-in-psum": [
+        (BETWEEN, ((256, 256), (256, 256))),
+        (BETWEEN.replace("product, q, op=nl.add", "q, product, op=nl.subtract"), ((256, 256), (256, 256))),
+        (SUMS.replace("nisa.activation(op=nl.square, data=part)", "nisa.tensor_tensor(part, part, op=nl.maximum)"), ((2, 128, 256),)),
+    ],
+}
+FIRES["sink-buffer"] = [
+    (COUNTED, ((128, 1024),)),
+    (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
+    (carry_out(GRIDS, [Step("strip-fusion")]).source, ((2, 2, 128, 512),)),
+]
+
+MISSES: dict[str, list[str]] = {
+    "strip-fusion": [
+        # The second loop reads all rows, a shifted row, or something else in between; or a loop carries a value.
+        CENTRED.replace("operand0=peaks[r, 0:128, 0:1]", "operand0=peaks[0, 0:128, 0:1]"),
+        CENTRED.replace("data=kept[r, c, 0:128, 0:256], op0", "data=kept[rows // 128 - 1 - r, c, 0:128, 0:256], op0"),
+        CENTRED.replace("for r in nl.affine_range(rows // 128):\n        for c", "spare = nl.copy(kept[0, 0, 0:128, 0:256])\n    for r in nl.affine_range(rows // 128):\n        for c"),
+        CENTRED.replace("for c in nl.affine_range", "for c in nl.sequential_range"),
+        CENTRED.replace("return out", "return out, kept"),
+    ],
+    "sink-buffer": [
+        CENTRED,
+        COUNTED.replace("data=t0[i, ", "data=t0[3 - i, ").replace("value=t1[i, ", "value=t1[3 - i, "),
+    ],
+    "tile-scan": [
+        # A state that is not a number, rows used in parts, a reduction over the row.
+        RECURRENCE.replace("initial=0,", "initial=g[0:128, 0:1],"),
+        RECURRENCE.replace("nisa.activation(op=nl.exp, data=g, scale=-0.5)", "nisa.activation(op=nl.exp, data=g, scale=nl.max(g, axis=[1]))"),
+        RECURRENCE.replace("value=nl.multiply(state, g)", "value=nl.matmul(state, g)"),
+        FIXED_ROW.replace("3072", "512"),
+    ],
+    "pack-rotation": [
+        # No rotation: both are sums, other factors, or a half is used elsewhere.
+        ROTATION.replace("nl.subtract", "nl.add"),
+        ROTATION.replace("nl.multiply(low, c))", "nl.multiply(low, s))"),
+        ROTATION.replace("value=result)", "value=nl.add(result, whole))").replace("low = nl.copy(whole[half:height, 0:256])", "low = nl.copy(whole[half:height, 0:256])\n        extra = nl.exp(c)"),
+    ],
+    "shared-transpose": [
+        HIGH_LEVEL.replace("    strip = nl.load", "    unused = nl.load").replace("            tile = nl", "            strip = nl.load(x[nl.ds(row * 128, 128), 0:k])\n                tile = nl"),
+        HIGH_LEVEL.replace("nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile)", "nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile, transpose_x=True)"),
+        HIGH_LEVEL.replace("strip[0:128, nl.ds(inner * 128, 128)]", "strip[0:128, nl.ds(inner * 64, 128)]"),
+    ],
+    "defer-row-scale": [
+        # The scaled tile has another reader, the scale is a row, the scale changes inside the sum.
+        DEFERRED.replace("        for part", "        spare = nl.exp(scaled)\n            for part", 1),
+        DEFERRED.replace("operand0=scale)", "operand0=0.5)"),
+        DEFERRED.replace("data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=scale)", "data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=weights[0:128, nl.ds(block, 1)])"),
+        DEFERRED.replace("op0=nl.multiply", "op0=nl.add"),
+    ],
+    "sum-on-tensor-engine": [
+        SUMS.replace("256", "1024"),
+        SUMS.replace("nl.zeros((nl.par_dim(128), 256)", "nl.full((nl.par_dim(128), 256), 1.0"),
+        SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
+        SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
+    ],
+    "merge-pieces": [
+        PIECES.replace("nisa.tensor_tensor(grown, small, op=nl.add)", "nisa.tensor_scalar(data=grown, op0=nl.add, operand0=nl.max(small, axis=[1]))"),
+        PIECES.replace("data=small", "data=big[0:128, 0:256]"),
+    ],
+    "widen-tiles": [
+        STREAM.replace("value=nl.exp(big)", "value=nl.softmax(big)"),
+        STREAM.replace("nl.ds(block * 256, 256)], value", "nl.ds(0, 256)], value"),
+        STREAM.replace("nl.ds(block * 256, 256)])", "nl.ds(block * 128, 256)])"),
+    ],
+    "affine-loop": [
+        STREAM_RANGE.replace("out[0:rows, at : at + 256]", "out[0:rows, 0:256]"),
+        STREAM_RANGE.replace("for at in range(0, columns, 256):", "for at in range(0, columns, 128):"),
+        STREAM_RANGE.replace("    for at", "    carry = nl.zeros((nl.par_dim(96), 256), dtype=nl.float32, buffer=nl.sbuf)\n    for at").replace("value=nl.exp(big)", "value=carry").replace("        nl.store", "        carry[0:96, 0:256] += big\n        nl.store"),
+    ],
+    "operand-in-psum": [
+        BETWEEN.replace("256", "1024"),
+        BETWEEN.replace("product, q, op=nl.add", "product, product, op=nl.add"),
+        BETWEEN.replace("nisa.tensor_tensor(product, q, op=nl.add)", "nisa.activation(op=nl.exp, data=product)"),
+    ],
+}
+
+
+@pytest.mark.parametrize("rule", FIRES)
+def test_a_rule_fires_and_keeps_the_result(rule: str) -> None:
+    for source, shapes in FIRES[rule]:
+        sites = sites_of(source, rule)
+        assert sites, f"{rule} does not fire on\n{source}"
+        for site in sites:
+            outcome = carry_out(source, [Step(rule, site.anchor, site.occurrence, site.parameters)])
+            assert outcome.changed, outcome.skipped
+            assert_equal_results(source, outcome.source, *shapes)
+
+
+@pytest.mark.parametrize("rule", MISSES)
+def test_a_rule_leaves_near_misses_alone(rule: str) -> None:
+    originals = {source for source, _ in FIRES[rule]}
+    for source in MISSES[rule]:
+        assert source not in originals
+        Kernel.parse(source)
+        assert sites_of(source, rule) == (), f"{rule} fires on\n{source}"
+
+
+def test_every_structural_rule_is_tested_both_ways() -> None:
+    assert {rule.id for rule in (*STRUCTURAL, *CLEANUP)} == set(FIRES) == set(MISSES)
