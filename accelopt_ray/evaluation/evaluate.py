@@ -98,9 +98,11 @@ class _Run:
             for position, trial in enumerate(trials):
                 with ExitStack() as until_the_next:
                     stack = until_the_end if position in kept else until_the_next
-                    attempt = self._try(self.artifact, trial, position, stack)
+                    attempt = self._try(self.artifact, trial, stack)
                     before = None if trial.compared_with is None else attempts[trial.compared_with]
                     self._judge(trial, attempt, before)
+                    if position == 0 and not self.device.predicts_latency:
+                        self._measure(self.artifact, attempt.reference.kernel_inputs)
                     if position in kept:
                         attempts[position] = attempt
 
@@ -149,7 +151,7 @@ class _Run:
             )
         )
 
-    def _try(self, artifact: Artifact, trial: Trial, position: int, stack: ExitStack) -> Attempt:
+    def _try(self, artifact: Artifact, trial: Trial, stack: ExitStack) -> Attempt:
         """Runs the kernel on a trial's inputs; what the attempt refers to lives as long as ``stack``."""
         with self._stage("reference"):
             reference = stack.enter_context(
@@ -161,8 +163,6 @@ class _Run:
         with self._stage("run"):
             ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
         self.run_s += ran.run_s
-        if position == 0 and not self.device.predicts_latency:
-            self._measure(artifact, reference.kernel_inputs)
         raw = [np.load(path, mmap_mode="r") for path in ran.outputs]
         try:
             outputs = self.task.task_outputs(raw, reference.layout())

@@ -157,6 +157,7 @@ class ReferenceCache:
         """Returns a seed that is always the same on this machine and that no kernel can know."""
         path = self.folder / "secret"
         if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
             unfinished = self.folder / f".secret-{uuid.uuid4().hex}"
             unfinished.write_bytes(secrets.token_bytes(32))
             unfinished.chmod(0o600)
