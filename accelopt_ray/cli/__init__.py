@@ -12,6 +12,7 @@ import typer
 
 from accelopt_ray.cli.bench import bench
 from accelopt_ray.cli.doctor import doctor
+from accelopt_ray.cli.fidelity import calibrate, fidelity
 from accelopt_ray.cli.new_task import new_task
 from accelopt_ray.cli.optimize import optimize
 from accelopt_ray.cli.profile import profile
@@ -35,6 +36,8 @@ app = typer.Typer(
 app.command()(optimize)
 app.command()(profile)
 app.command()(bench)
+app.command()(fidelity)
+app.command()(calibrate)
 app.command()(doctor)
 app.command("serve-rewriter")(serve_rewriter)
 app.command("new-task")(new_task)
