@@ -20,10 +20,11 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 Array = NDArray[Any]
 
-#: Multiplications of a product (about 3 ms of one core) from which several threads may pay.
-_LARGE = 1 << 28
-#: After so many products that several threads made slower, the rest of the run uses one.
+#: Multiplications of a product (about 0.7 ms of one core) from which several threads may pay.
+_LARGE = 1 << 26
+#: Products that several threads may make slower, at first and per faster one, before the run stays on one thread.
 _PATIENCE = 2
+_TOLERATED_SHARE = 0.05
 
 
 class Products:
@@ -37,12 +38,14 @@ class Products:
         self.threads = _usable_cores()
         self._libraries: list[Any] = []
         self._seconds_per_multiplication = 0.0
-        self._disappointments = 0
+        self._losses = 0
+        self._gains = 0
 
     def matmul(self, left: Array, right: Array, out: Array) -> None:
         """Computes ``left @ right`` into ``out``; the arrays may be stacks of matrices."""
         matrix = out.shape[-1] * out.shape[-2] * left.shape[-1]
-        if matrix < _LARGE or self.threads < 2 or self._disappointments >= _PATIENCE:
+        allowed = _PATIENCE + _TOLERATED_SHARE * self._gains
+        if matrix < _LARGE or self.threads < 2 or self._losses >= allowed:
             np.matmul(left, right, out=out)
             return
         count = out.size * left.shape[-1]
@@ -57,7 +60,9 @@ class Products:
         finally:
             self._use(1)
         if time.perf_counter() - started > self._seconds_per_multiplication * count:
-            self._disappointments += 1
+            self._losses += 1
+        else:
+            self._gains += 1
 
     def _use(self, threads: int) -> None:
         for library in self._libraries:
