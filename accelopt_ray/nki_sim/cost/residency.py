@@ -17,6 +17,8 @@ SAVE, RELOAD = -1, -2
 """Numbers of the two inserted operations among a schedule's steps."""
 
 QUADRANT = 32
+HORIZON = 128
+"""Instructions that a spill decision looks ahead: a computed value read again so soon is not the one to save."""
 
 
 @dataclass
@@ -163,12 +165,35 @@ def _evict(events: Events, steps: Steps, frees: list[list[int] | None], capacity
     out_op, out_reference, out_frees = steps.op, steps.reference, steps.frees
     sample = max(1, len(events.op) // 256)
 
-    def make_room(need: int, pinned: set[int]) -> None:
+    uses: list[list[int]] = [[] for _ in size]
+    for position in range(len(events.op) - 1, -1, -1):
+        for storage in events.reads[position]:
+            uses[storage].append(position)
+
+    def needed_soon(storage: int, position: int) -> bool:
+        """Whether a computed value is read again within the horizon."""
+        if loader[storage] >= 0:
+            return False
+        upcoming = uses[storage]
+        while upcoming and upcoming[-1] < position:
+            upcoming.pop()
+        return bool(upcoming) and upcoming[-1] < position + HORIZON
+
+    def make_room(need: int, pinned: set[int], position: int) -> None:
         nonlocal used
         kept: list[int] = []
-        while used + need > capacity and resident:
+        patient = True
+        while used + need > capacity:
+            if not resident:
+                if not patient:
+                    break
+                patient = False  # everything is needed soon: evict the least recently used after all
+                for victim in kept:
+                    resident[victim] = size[victim]
+                kept.clear()
+                continue
             victim, bytes_ = resident.popitem(last=False)
-            if victim in pinned:
+            if victim in pinned or (patient and needed_soon(victim, position)):
                 kept.append(victim)
                 continue
             used -= bytes_
@@ -200,7 +225,7 @@ def _evict(events: Events, steps: Steps, frees: list[list[int] | None], capacity
                 if pinned is None:
                     pinned = {*reads, *writes}
                 if used + size[storage] > capacity:
-                    make_room(size[storage], pinned)
+                    make_room(size[storage], pinned, position)
                 if loader[storage] >= 0:
                     steps.reissued_bytes += transfer[storage]
                     steps.misses[loader[storage]] = steps.misses.get(loader[storage], 0) + transfer[storage]
@@ -225,7 +250,7 @@ def _evict(events: Events, steps: Steps, frees: list[list[int] | None], capacity
                 if pinned is None:
                     pinned = {*reads, *writes}
                 if used + size[storage] > capacity:
-                    make_room(size[storage], pinned)
+                    make_room(size[storage], pinned, position)
                 started[storage] = 1
                 resident[storage] = size[storage]
                 used += size[storage]

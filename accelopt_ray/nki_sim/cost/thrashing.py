@@ -14,14 +14,15 @@ THRASHING_FACTOR = 4
 def hoisting_blocked(stream: Stream, events: Events, steps: Steps) -> set[int]:
     """Operations of nests out of which nothing is hoisted.
 
-    A nest whose loads already miss in SBUF many times over has no room for values kept from one outer iteration to the
-    next. The published profile of a large matmul shows its transposes repeated in every iteration of such a nest, while
-    nests whose loads stay resident have theirs hoisted.
+    Where hoisted loads are dropped and issued again many times over, there is no room for what is kept from one
+    iteration to the next, and hoisting has gained nothing. Two published profiles show such nests executed as written:
+    a large matmul repeats its transposes in every iteration, a state-space scan its broadcasts. Nests whose loads stay
+    resident have theirs hoisted.
 
     Args:
         stream: The unrolled program.
-        events: Its events with everything hoisted.
-        steps: What happened in SBUF then.
+        events: What is executed with everything hoisted.
+        steps: What happens in SBUF then.
 
     Returns:
         Operation numbers; empty when no load thrashes.
@@ -35,7 +36,8 @@ def hoisting_blocked(stream: Stream, events: Events, steps: Steps) -> set[int]:
     nests = {
         operation.loops[0]
         for op, misses in steps.misses.items()
-        if (operation := stream.operations[op]).loops and misses > THRASHING_FACTOR * loaded[op]
+        if (operation := stream.operations[op]).loops
+        and misses > THRASHING_FACTOR * loaded[op]
     }
     return {
         number for number, operation in enumerate(stream.operations) if operation.loops and operation.loops[0] in nests
