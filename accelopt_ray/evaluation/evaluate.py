@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +16,7 @@ import numpy as np
 
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.evaluation.scratch import scratch_folder
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.verify.checks import Attempt, Check, Finding, Trial
 from accelopt_ray.verify.references import ReferenceCache
@@ -159,7 +160,8 @@ class _Run:
                     self.task, trial.seed, trial.distribution, whole=trial.whole, accuracy=trial.accuracy
                 )
             )
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="accelopt-ray-run-")))
+        output_bytes = sum(4 * math.prod(output.shape) for output in artifact.outputs)
+        folder = stack.enter_context(scratch_folder(output_bytes))
         with self._stage("run"):
             ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
         self.run_s += ran.run_s
