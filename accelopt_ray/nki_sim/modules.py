@@ -145,7 +145,8 @@ def _module(name: str, contents: dict[str, Any]) -> ShimModule:
     return module
 
 
-def _build() -> dict[str, ShimModule]:
+def build() -> dict[str, ShimModule]:
+    """The modules by their full names."""
     nl = _module(
         "neuronxcc.nki.language",
         {
@@ -200,16 +201,13 @@ def _build() -> dict[str, ShimModule]:
     }
 
 
-SHIMS = _build()
-
-
 @contextmanager
 def installed() -> Iterator[None]:
-    """Makes the shims importable, and takes them away again."""
+    """Makes fresh shims importable, and takes them away again; what a kernel does to them ends with it."""
     previous = {name: sys.modules.get(name) for name in list(sys.modules) if name.split(".")[0] == "neuronxcc"}
     for name in previous:
         del sys.modules[name]
-    sys.modules.update(SHIMS)
+    sys.modules.update(build())
     finder = _MissingModules()
     sys.meta_path.insert(0, finder)
     try:

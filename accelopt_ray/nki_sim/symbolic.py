@@ -20,6 +20,9 @@ from accelopt_ray.nki_sim.program import Affine, DimIndex, LoopKind
 
 Site = tuple[int, int]
 
+#: Longest axis that may be indexed through a table: what the hardware's access patterns can count.
+MAX_TABLE = 65_536
+
 
 @dataclass(eq=False)
 class LoopVariable:
@@ -43,11 +46,20 @@ class LoopVariable:
 
 
 class ConcreteLoopsNeeded(BaseException):
-    """The kernel needs the value of a loop index; not an ``Exception``, so that kernels do not swallow it."""
+    """The kernel needs the value of a loop index.
+
+    Not an ``Exception``, so that kernels do not swallow it; a bare ``except`` still does, so every request is also kept
+    in :data:`requested_sites`.
+    """
 
     def __init__(self, sites: Iterable[Site]) -> None:
         super().__init__()
         self.sites = frozenset(sites)
+        requested_sites.update(self.sites)
+
+
+#: Loops whose index was needed since the tracer last cleared it.
+requested_sites: set[Site] = set()
 
 
 def broadcast_shapes(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -273,6 +285,8 @@ class Index:
         if len(axes) != 1:
             raise errors.unsupported("// or % of an index that mixes several nl.arange axes")
         axis = axes[0]
+        if self.shape[axis] > MAX_TABLE:
+            raise errors.unsupported(f"// or % of an nl.arange of more than {MAX_TABLE} elements")
         table = rest.tables.get(axis) or (0,) * self.shape[axis]
         values = [rest.constant + rest.strides[axis] * i + entry for i, entry in enumerate(table)]
         zeros = (0,) * len(self.shape)

@@ -160,7 +160,7 @@ class Tensor:
                 if isinstance(item, np.ndarray) and item.ndim == 0:
                     continue
                 raise errors.compile_error(
-                    f"tensor `{self.name}` indexed with unsupported index {item!r} (type {type(item).__name__})"
+                    f"tensor `{self.name}` indexed with unsupported index (type {type(item).__name__})"
                 )
         advanced = any((isinstance(item, Index) and item.ndim > 0) or isinstance(item, Tensor) for item in items)
         if advanced:

@@ -22,7 +22,7 @@ from accelopt_ray.nki_sim import dtypes, errors, loops, modules
 from accelopt_ray.nki_sim.errors import KernelError
 from accelopt_ray.nki_sim.program import Program, Role, Space
 from accelopt_ray.nki_sim.spaces import SBUF_USABLE_BYTES
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site
+from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site, requested_sites
 from accelopt_ray.nki_sim.tile import Tensor, whole
 from accelopt_ray.nki_sim.validate import validate
 
@@ -63,9 +63,10 @@ def trace_kernel(source: str, inputs: Sequence[KernelInput], entry: str = "kerne
     with _LOCK, modules.installed():
         while True:
             builder = tracing.Builder(target, concrete, names)
+            requested_sites.clear()
             try:
                 program = _trace_once(code, inputs, entry, builder)
-                needed = builder.pending
+                needed = builder.pending | requested_sites
             except ConcreteLoopsNeeded as request:
                 needed = set(request.sites)
             if not needed:

@@ -8,7 +8,7 @@ import inspect
 import re
 from pathlib import Path
 
-from accelopt_ray.nki_sim.modules import SHIMS
+from accelopt_ray.nki_sim.modules import build
 
 _HERE = Path(__file__).parent
 #: Calls counted in 124 public files; names called at most five times have no count of their own.
@@ -36,7 +36,7 @@ def names_with_tests() -> set[str]:
 
 def provided(name: str) -> bool:
     prefix, _, attribute = name.partition(".")
-    value: object = SHIMS[_MODULES[prefix]]
+    value: object = build()[_MODULES[prefix]]
     for part in attribute.split("."):
         value = inspect.getattr_static(value, part, None)
         if value is None:

@@ -83,6 +83,7 @@ def test_static_range_comprehensions_and_lists_are_unrolled() -> None:
         "k = i / 2",
         "k = min(i, 2)",
         "k = i * i",
+        "try:\n        k = [1, 2, 3, 4][i]\n    except:\n        k = 7",
         "for j in range(i):\n        pass",
         "k = f'{i}'\n    assert k.isdigit() or i == 0",
     ],
@@ -553,6 +554,11 @@ def test_the_shims_are_gone_after_tracing() -> None:
     with pytest.raises(KernelError):
         trace("nl.nothing()")
     assert not [name for name in sys.modules if name.split(".")[0] == "neuronxcc"]
+
+
+def test_what_a_kernel_does_to_the_modules_ends_with_it() -> None:
+    trace("nl.load = nisa.activation = None\nnl.store(out, 0.0)")
+    assert opcodes(trace("nl.store(out, nl.load(x))")) == [Opcode.LOAD, Opcode.STORE]
 
 
 def test_an_unknown_target_is_the_callers_mistake() -> None:
