@@ -195,11 +195,11 @@ class _Rewriter:
         temporary = self._temporary(Space.PSUM, (rows, chunk), "float32", inner, "broadcast")
         matmul = replace(
             node, engine=Engine.TENSOR, outputs=(whole_tile(temporary.id, (rows, chunk)),),
-            operands={"src": _columns(source, loop, chunk)}, mask=(),
+            operands={"src": _columns(source, loop, chunk)}, attributes={"broadcast": out.buffer}, mask=(),
         )
         copy = replace(
             node, opcode=Opcode.COPY, engine=Engine.ANY, outputs=(_columns(out, loop, chunk),),
-            operands={"src": whole_tile(temporary.id, (rows, chunk))}, attributes={},
+            operands={"src": whole_tile(temporary.id, (rows, chunk))}, attributes={"broadcast": out.buffer},
         )
         return [Loop(loop, columns // chunk, LoopKind.AFFINE, (matmul, copy), node.line)]
 

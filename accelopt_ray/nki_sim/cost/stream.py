@@ -28,6 +28,8 @@ from accelopt_ray.nki_sim.program import (
 
 Integers = npt.NDArray[np.int64]
 
+_NOT_FUNCTION = frozenset({"loops", "broadcast"})
+"""Attributes that do not change what an instruction computes from its operands."""
 _IMPURE = frozenset({Opcode.RANDOM, Opcode.DROPOUT, Opcode.STORE, Opcode.DMA_COPY})
 
 
@@ -269,7 +271,7 @@ class _Unroller:
         )
         signature = (
             node.opcode, price.engine, extents, node.accumulate,
-            tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != "loops")),
+            tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name not in _NOT_FUNCTION)),
             tuple(
                 (name, self._pattern(value) if isinstance(value, Access) else value)
                 for name, value in sorted(node.operands.items())
