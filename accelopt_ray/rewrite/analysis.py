@@ -10,23 +10,18 @@ import ast
 import itertools
 from collections.abc import Iterator
 
-from accelopt_ray.rewrite.calls import (
-    ACTIVATIONS,
-    BINARY,
-    REDUCE_OPERATION,
-    SIGNATURES,
-    canonical_module,
-    operation_name,
-)
+from accelopt_ray.rewrite.calls import canonical_module
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
-from accelopt_ray.rewrite.regions import Argument, Buffer, Dim, Loop, Number, Op, Opaque, Ref, Space
+from accelopt_ray.rewrite.reader import OPERATORS, CallReader, Reading, operand_slots, result_shape
+from accelopt_ray.rewrite.regions import Argument, Buffer, Loop, Op, Opaque, Ref, Space
 from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read, substitute
 from accelopt_ray.rewrite.values import Names, whole
 
-_ALLOCATIONS = frozenset({"nl.ndarray", "nl.zeros", "nl.full", "nl.ones", "nl.empty_like", "nl.zeros_like"})
-_LOOPS = {"nl.affine_range": "affine_range", "nl.sequential_range": "sequential_range", "nl.static_range": "static_range"}
-_OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
-_STATIC_KEYWORDS = frozenset({"mask", "dtype", "name", "engine"})
+_LOOPS = {
+    "nl.affine_range": "affine_range",
+    "nl.sequential_range": "sequential_range",
+    "nl.static_range": "static_range",
+}
 
 
 class Kernel:
@@ -43,6 +38,7 @@ class Kernel:
     def __init__(self, tree: SourceTree) -> None:
         self.tree = tree
         self.names = Names()
+        self._reader = CallReader(self.names)
         self.ops: list[Op] = []
         self.buffers: list[Buffer] = []
         self.loops: list[Loop] = []
@@ -130,7 +126,7 @@ class Kernel:
 
     def _read_constant(self, target: ast.expr, value: ast.expr) -> None:
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-            for one, item in zip(target.elts, value.elts):
+            for one, item in zip(target.elts, value.elts, strict=False):
                 self._read_constant(one, item)
         elif isinstance(target, ast.Name):
             static = self.names.evaluate(value)
@@ -141,7 +137,7 @@ class Kernel:
         tensors: set[str] = set()
         for node in ast.walk(entry):
             base = None
-            if isinstance(node, ast.Subscript) or isinstance(node, ast.Attribute):
+            if isinstance(node, (ast.Subscript, ast.Attribute)):
                 base = node.value
             if isinstance(base, ast.Name):
                 tensors.add(base.id)
@@ -192,7 +188,8 @@ class Kernel:
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
             return
         sides = [test.left, test.comparators[0]]
-        for side, other in (sides, sides[::-1]):
+        for operand, other in (sides, sides[::-1]):
+            side = operand
             while isinstance(side, ast.Call) and ast.unparse(side.func) in ("tuple", "list") and side.args:
                 side = side.args[0]
             if isinstance(side, ast.Attribute) and side.attr == "shape" and isinstance(side.value, ast.Name):
@@ -249,17 +246,17 @@ class Kernel:
     def _assign(self, statement: ast.Assign, target: ast.expr, block: list[ast.stmt], loops: tuple[Loop, ...]) -> None:
         value = statement.value
         if isinstance(target, ast.Name):
-            allocated = self._allocation(target.id, value, statement, block, loops)
+            allocated = self._reader.allocation(target.id, value, statement, block, loops)
             if allocated is not None:
                 self._bind(target.id, allocated)
                 return
-        if self._is_operation(value):
+        if self._reader.is_operation(value):
             self._operation(statement, value, target, block, loops)
             return
         if isinstance(target, ast.Subscript):
             source = self.names.evaluate(value)
             if isinstance(source, Ref):
-                self._emit(statement, block, loops, "copy", target, {"src": source}, {}, "", False, value, "")
+                self._emit(statement, block, loops, Reading("copy", {"src": source}, {}, "", ""), target, value)
             else:
                 self._unknown(statement, block, loops)
             return
@@ -270,7 +267,7 @@ class Kernel:
             static = self.names.evaluate(value)
             if static is None:
                 self.names.values.pop(target.id, None)
-                if self._touches_buffer(value):
+                if self._reader.touches_buffer(value):
                     self._unknown(statement, block, loops)
                 elif not self._mentions_index(value):
                     self.names.values[target.id] = Poly.symbol(target.id)
@@ -283,18 +280,18 @@ class Kernel:
     def _mentions_index(self, node: ast.AST) -> bool:
         for name in names_read(node):
             value = self.names.values.get(name)
-            if not isinstance(value, (Poly, float)) or (
-                isinstance(value, Poly) and value.depends_on(self.names.loop_symbols)
-            ):
-                if name in self.names.values:
-                    return True
+            if (
+                not isinstance(value, (Poly, float))
+                or (isinstance(value, Poly) and value.depends_on(self.names.loop_symbols))
+            ) and name in self.names.values:
+                return True
         return False
 
     def _unpack(self, target: ast.Tuple, value: ast.expr) -> None:
         static = self.names.evaluate(value)
         names = [element.id if isinstance(element, ast.Name) else "" for element in target.elts]
         if isinstance(static, tuple) and len(static) == len(names):
-            for name, item in zip(names, static):
+            for name, item in zip(names, static, strict=False):
                 if name:
                     self.names.values[name] = item
             return
@@ -302,12 +299,12 @@ class Kernel:
         base = self.names.evaluate(value.value) if is_shape else None  # type: ignore[attr-defined]
         symbols = tuple(Poly.symbol(name) for name in names)
         if isinstance(value, ast.Tuple):
-            for name, element in zip(names, value.elts):
+            for name, element in zip(names, value.elts, strict=False):
                 item = self.names.evaluate(element)
                 if name:
                     self.names.values[name] = item if item is not None else Poly.symbol(name)
             return
-        for name, symbol in zip(names, symbols):
+        for name, symbol in zip(names, symbols, strict=False):
             if name:
                 self.names.values[name] = symbol
         if isinstance(base, Ref) and base.buffer.shape is None and len(set(names)) == len(names):
@@ -320,8 +317,8 @@ class Kernel:
             if isinstance(statement.target, ast.Name):
                 self.names.values.pop(statement.target.id, None)
             return
-        operator = _OPERATORS.get(type(statement.op))
-        if operator == "add" and self._is_operation(statement.value):
+        operator = OPERATORS.get(type(statement.op))
+        if operator == "add" and self._reader.is_operation(statement.value):
             self._operation(statement, statement.value, statement.target, block, loops, accumulate=True)
             return
         source = self.names.evaluate(statement.value)
@@ -329,95 +326,14 @@ class Kernel:
             self._unknown(statement, block, loops)
             return
         arguments: dict[str, Argument] = {"data1": destination, "data2": source}
-        attributes = {"op": operator}
-        self._emit(
-            statement, block, loops, "update", statement.target, arguments, attributes, "", False, statement.value, ""
-        )
-
-    def _allocation(
-        self, name: str, value: ast.expr, statement: ast.stmt, block: list[ast.stmt], loops: tuple[Loop, ...]
-    ) -> Buffer | None:
-        if not isinstance(value, ast.Call):
-            return None
-        function = self.names.dotted(value.func)
-        if function == "nl.shared_constant":
-            shape = self._constant_shape(value)
-            return Buffer(name, Space.HBM, shape, declaration=statement, block=block, loops=loops, origin="constant")
-        if function not in _ALLOCATIONS:
-            return None
-        keywords = {keyword.arg: keyword.value for keyword in value.keywords}
-        shape_node = keywords.get("shape", value.args[0] if value.args else None)
-        extents: list[Poly] | None = []
-        block_dims = 0
-        if isinstance(shape_node, (ast.Tuple, ast.List)):
-            for number, part in enumerate(shape_node.elts):
-                extent = self.names.poly(part)
-                if isinstance(part, ast.Call) and self.names.dotted(part.func).endswith("par_dim"):
-                    block_dims = number
-                if extent is None or extents is None:
-                    extents = None
-                else:
-                    extents.append(extent)
-        else:
-            static = self.names.evaluate(shape_node)
-            extents = list(static) if isinstance(static, tuple) and all(isinstance(x, Poly) for x in static) else None
-        where = ast.unparse(keywords["buffer"]).lower() if "buffer" in keywords else ""
-        space = Space.HBM if "hbm" in where else Space.PSUM if "psum" in where else Space.SBUF
-        fill = None
-        if function in ("nl.zeros", "nl.zeros_like"):
-            fill = "0"
-        elif function == "nl.ones":
-            fill = "1"
-        elif function == "nl.full":
-            fill_node = keywords.get("fill_value", value.args[1] if len(value.args) > 1 else None)
-            fill = ast.unparse(fill_node) if fill_node is not None else None
-        return Buffer(
-            name,
-            space,
-            tuple(extents) if extents is not None else None,
-            block_dims,
-            statement,
-            block,
-            loops,
-            "declared",
-            fill,
-        )
-
-    def _constant_shape(self, value: ast.Call) -> tuple[Poly, ...] | None:
-        inner = value.args[0] if value.args else None
-        if isinstance(inner, ast.Call) and ast.unparse(inner.func).endswith(("identity", "eye")) and inner.args:
-            size = self.names.poly(inner.args[0])
-            return (size, size) if size is not None else None
-        return None
+        read = Reading("update", arguments, {"op": operator}, "", "")
+        self._emit(statement, block, loops, read, statement.target, statement.value)
 
     def _bind(self, name: str, buffer: Buffer) -> None:
         self.buffers.append(buffer)
         self.names.values[name] = whole(buffer, ast.Name(name, ast.Load()))
 
     # --- operations ----------------------------------------------------------------------------------------------
-
-    def _is_operation(self, node: ast.expr) -> bool:
-        if isinstance(node, ast.Call):
-            function = self.names.dotted(node.func)
-            if function in SIGNATURES:
-                return True
-            if isinstance(node.func, ast.Attribute) and node.func.attr == "broadcast_to":
-                return isinstance(self.names.evaluate(node.func.value), Ref) or self._is_operation(node.func.value)
-            head = function.split(".")[0]
-            if head in ("nl", "nisa") and self.names.evaluate(node) is None and function not in _ALLOCATIONS:
-                return any(self._touches_buffer(a) for a in [*node.args, *[k.value for k in node.keywords]])
-            return False
-        if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-            return any(
-                isinstance(self.names.evaluate(side), Ref) or self._is_operation(side)
-                for side in (node.left, node.right)
-            )
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return isinstance(self.names.evaluate(node.operand), Ref) or self._is_operation(node.operand)
-        return False
-
-    def _touches_buffer(self, node: ast.expr) -> bool:
-        return any(isinstance(self.names.values.get(name), Ref) for name in names_read(node))
 
     def _operation(
         self,
@@ -429,23 +345,22 @@ class Kernel:
         accumulate: bool = False,
     ) -> None:
         self._flatten(statement, value, block, loops)
-        read = self._read_call(value)
+        read = self._reader.read(value)
         if read is None:
             self._unknown(statement, block, loops)
             return
-        kind, arguments, attributes, mask, function = read
-        if kind == "store":
-            destination = arguments.pop("dst", None)
+        if read.kind == "store":
+            destination = read.args.pop("dst", None)
             target = destination.node if isinstance(destination, Ref) else None
-        self._emit(statement, block, loops, kind, target, arguments, attributes, mask, accumulate, value, function)
+        self._emit(statement, block, loops, read, target, value, accumulate)
 
     def _flatten(self, statement: ast.stmt, value: ast.expr, block: list[ast.stmt], loops: tuple[Loop, ...]) -> None:
         """Moves operations nested in the operands of ``value`` into statements of their own."""
-        for holder, field, number in _operand_slots(value):
+        for holder, field, number in operand_slots(value):
             slot = getattr(holder, field)
             operand = slot[number] if number is not None else slot
             is_constant = isinstance(operand, ast.Call) and self.names.dotted(operand.func) == "nl.shared_constant"
-            if not self._is_operation(operand) and not is_constant:
+            if not self._reader.is_operation(operand) and not is_constant:
                 continue
             name = self.fresh("constant" if is_constant else "tile")
             assignment = ast.Assign([ast.Name(name, ast.Store())], operand)
@@ -459,112 +374,21 @@ class Kernel:
             else:
                 slot[number] = replacement
 
-    def _read_call(self, value: ast.expr) -> tuple[str, dict[str, Argument], dict[str, str], str, str] | None:
-        if isinstance(value, ast.BinOp):
-            operator = _OPERATORS[type(value.op)]
-            operands = {"x": self._argument(value.left), "y": self._argument(value.right)}
-            return self._binary(operator, operands, "", "operator")
-        if isinstance(value, ast.UnaryOp):
-            data = self._argument(value.operand)
-            minus = Number(-1.0, ast.UnaryOp(ast.USub(), ast.Constant(1.0)))
-            return "tensor_scalar", {"data": data, "operand0": minus}, {"op0": "multiply"}, "", "operator"
-        if not isinstance(value, ast.Call):
-            return None
-        function = self.names.dotted(value.func)
-        signature = SIGNATURES.get(function)
-        if signature is None:
-            if isinstance(value.func, ast.Attribute) and value.func.attr == "broadcast_to" and value.args:
-                source = self._argument(value.func.value)
-                return "broadcast", {"src": source}, {"shape": ast.unparse(value.args[0])}, "", "broadcast_to"
-            return None
-        values: dict[str, ast.expr] = dict(zip(signature.positional, value.args))
-        if len(value.args) > len(signature.positional):
-            return None
-        mask = ""
-        for keyword in value.keywords:
-            if keyword.arg is None:
-                return None
-            if keyword.arg == "mask":
-                is_none = isinstance(keyword.value, ast.Constant) and keyword.value.value is None
-                mask = "" if is_none else ast.unparse(keyword.value)
-            values[keyword.arg] = keyword.value
-        if "x" in values and signature.operands == ("data",):
-            values.setdefault("data", values["x"])
-        operands = {
-            name: self._argument(values[name])
-            for name in signature.operands
-            if name in values and not (isinstance(values[name], ast.Constant) and values[name].value is None)  # type: ignore[attr-defined]
-        }
-        attributes = {name: ast.unparse(values[name]) for name in signature.attributes if name in values}
-        for name in ("op", "op0", "op1", "reduce_op"):
-            if name in attributes:
-                attributes[name] = "" if attributes[name] == "None" else operation_name(attributes[name])
-        if "dtype" in values:
-            attributes["dtype"] = ast.unparse(values["dtype"])
-        if signature.kind == "unary":
-            attributes["op"] = function.rsplit(".", 1)[-1]
-            return "activation", operands, attributes, mask, function
-        if signature.kind == "high_reduce":
-            attributes["op"] = operation_name(REDUCE_OPERATION[function.rsplit(".", 1)[-1]])
-            return "reduce", operands, attributes, mask, function
-        if signature.kind == "binary":
-            read = self._binary(function.rsplit(".", 1)[-1], operands, mask, function)
-            if read is not None and "dtype" in attributes:
-                read[2]["dtype"] = attributes["dtype"]
-            return read
-        return signature.kind, operands, attributes, mask, function
-
-    def _binary(
-        self, operation: str, operands: dict[str, Argument], mask: str, function: str
-    ) -> tuple[str, dict[str, Argument], dict[str, str], str, str] | None:
-        x, y = operands.get("x"), operands.get("y")
-        if x is None or y is None:
-            return None
-        if isinstance(x, Ref) and isinstance(y, Ref):
-            left, right = x.shape, y.shape
-            if left is not None and right is not None:
-                if left == right:
-                    return "tensor_tensor", {"data1": x, "data2": y}, {"op": operation}, mask, function
-                if _is_column(right) and left[0] == right[0]:
-                    return "tensor_scalar", {"data": x, "operand0": y}, {"op0": operation}, mask, function
-                if _is_column(left) and left[0] == right[0]:
-                    attributes = {"op0": operation, "reverse0": "True"}
-                    return "tensor_scalar", {"data": y, "operand0": x}, attributes, mask, function
-            return "broadcast_binary", {"data1": x, "data2": y}, {"op": operation}, mask, function
-        if isinstance(x, Ref):
-            return "tensor_scalar", {"data": x, "operand0": y}, {"op0": operation}, mask, function
-        if isinstance(y, Ref):
-            attributes = {"op0": operation, "reverse0": "True"}
-            return "tensor_scalar", {"data": y, "operand0": x}, attributes, mask, function
-        return None
-
-    def _argument(self, node: ast.expr) -> Argument:
-        value = self.names.evaluate(node)
-        if isinstance(value, Ref):
-            return Ref(value.buffer, value.dims, node)
-        if isinstance(value, float):
-            return Number(value, node)
-        if isinstance(value, Poly) and value.value is not None:
-            return Number(float(value.value), node)
-        return Opaque(node)
-
     def _emit(
         self,
         statement: ast.stmt,
         block: list[ast.stmt],
         loops: tuple[Loop, ...],
-        kind: str,
+        read: Reading,
         target: ast.expr | None,
-        arguments: dict[str, Argument],
-        attributes: dict[str, str],
-        mask: str,
-        accumulate: bool,
         call: ast.expr,
-        function: str,
+        accumulate: bool = False,
     ) -> None:
+        position = next(self._positions)
+        kind, arguments = read.kind, read.args
         op = Op(
-            statement, block, loops, kind, None, arguments, attributes, mask, accumulate, next(self._positions), call,
-            function,
+            statement, block, loops, kind, None, arguments, read.attrs, read.mask, accumulate, position, call,
+            read.function,
         )  # fmt: skip
         for name, argument in arguments.items():
             if isinstance(argument, Ref):
@@ -572,7 +396,7 @@ class Kernel:
             elif isinstance(argument, Opaque):
                 self._hidden_reads(op, argument.node)
         if isinstance(target, ast.Name) and not accumulate and kind != "update":
-            buffer = Buffer(target.id, Space.SBUF, self._result_shape(op), loops=loops, origin="value")
+            buffer = Buffer(target.id, Space.SBUF, result_shape(self.names, op), loops=loops, origin="value")
             if kind in ("matmul", "high_matmul", "transpose"):
                 buffer.space = Space.PSUM
             self._bind(target.id, buffer)
@@ -607,38 +431,6 @@ class Kernel:
                 op.dest = whole(buffer, ast.Name(target.id, ast.Load()))
                 buffer.writes.append(op)
         self.ops.append(op)
-
-    def _result_shape(self, op: Op) -> tuple[Poly, ...] | None:
-        if op.kind == "memset":
-            shape = self.names.evaluate(ast.parse(op.attrs.get("shape", "0"), mode="eval").body)
-            known = isinstance(shape, tuple) and all(isinstance(item, Poly) for item in shape)
-            return shape if known else None  # type: ignore[return-value]
-        if op.kind == "broadcast":
-            shape = self.names.evaluate(ast.parse(op.attrs["shape"], mode="eval").body)
-            known = isinstance(shape, tuple) and all(isinstance(item, Poly) for item in shape)
-            return shape if known else None  # type: ignore[return-value]
-        if op.kind == "broadcast_binary":
-            shapes = [ref.shape for ref in op.reads()]
-            if len(shapes) == 2 and all(shape is not None and len(shape) == 2 for shape in shapes):
-                (p0, f0), (p1, f1) = shapes  # type: ignore[misc]
-                return (p1 if p0 == ONE else p0, f1 if f0 == ONE else f0)
-            return None
-        first = next((ref for ref in op.reads()), None)
-        shape = first.shape if first is not None else None
-        if shape is None:
-            return None
-        if op.kind == "reduce":
-            return (shape[0], ONE) if len(shape) == 2 else None
-        if op.kind == "transpose":
-            return (shape[1], shape[0]) if len(shape) == 2 else None
-        if op.kind == "matmul":
-            moving = op.ref("moving")
-            return (shape[1], moving.shape[1]) if moving is not None and moving.shape is not None else None
-        if op.kind == "high_matmul":
-            moving = op.ref("y")
-            rows = shape[1] if op.flag("transpose_x") else shape[0]
-            return (rows, moving.shape[1]) if moving is not None and moving.shape is not None else None
-        return shape
 
     # --- queries -------------------------------------------------------------------------------------------------
 
@@ -678,30 +470,10 @@ class Kernel:
         """Whether nothing between two operations writes to a buffer (by name) that ``first`` reads."""
         names = {ref.buffer.name for ref in first.reads()}
         for op in self.ops:
-            if first.position < op.position < last.position and op.dest is not None:
-                if op.dest.buffer.name in names:
-                    return False
+            between = first.position < op.position < last.position
+            if between and op.dest is not None and op.dest.buffer.name in names:
+                return False
         return True
-
-    def extents(self, ref: Ref) -> tuple[int | None, ...]:
-        """Tile shape as numbers, None where unknown."""
-        return tuple(extent.value for extent in ref.shape) if ref.shape is not None else ()
-
-
-def _operand_slots(value: ast.expr) -> Iterator[tuple[ast.AST, str, int | None]]:
-    if isinstance(value, ast.Call):
-        if isinstance(value.func, ast.Attribute) and value.func.attr == "broadcast_to":
-            yield value.func, "value", None
-        for number in range(len(value.args)):
-            yield value, "args", number
-        for keyword in value.keywords:
-            if keyword.arg not in _STATIC_KEYWORDS:
-                yield keyword, "value", None
-    elif isinstance(value, ast.BinOp):
-        yield value, "left", None
-        yield value, "right", None
-    elif isinstance(value, ast.UnaryOp):
-        yield value, "operand", None
 
 
 def _blocks(root: ast.stmt) -> Iterator[list[ast.stmt]]:
@@ -717,17 +489,5 @@ def _index_of(block: list[ast.stmt], statement: ast.stmt) -> int:
     return next(number for number, item in enumerate(block) if item is statement)
 
 
-def _is_column(shape: tuple[Poly, ...]) -> bool:
-    return all(extent == ONE for extent in shape[1:])
-
-
 def _is_load(node: ast.Call) -> bool:
     return isinstance(node.func, ast.Attribute) and node.func.attr in ("load", "store", "load_transpose2d", "dma_copy")
-
-
-def is_dim_subset(dim: Dim, names: frozenset[str]) -> bool:
-    """Whether a dimension's start uses only the given symbols."""
-    return dim.start.symbols <= names
-
-
-__all__ = ["ACTIVATIONS", "BINARY", "Kernel", "is_dim_subset"]

@@ -9,7 +9,25 @@ from dataclasses import dataclass
 
 #: Unary functions that one ScalarE activation computes.
 ACTIVATIONS = frozenset(
-    ["exp", "sqrt", "rsqrt", "square", "sigmoid", "silu", "gelu", "tanh", "relu", "log", "softplus", "sin", "abs", "sign", "reciprocal", "erf", "mish"]
+    [
+        "exp",
+        "sqrt",
+        "rsqrt",
+        "square",
+        "sigmoid",
+        "silu",
+        "gelu",
+        "tanh",
+        "relu",
+        "log",
+        "softplus",
+        "sin",
+        "abs",
+        "sign",
+        "reciprocal",
+        "erf",
+        "mish",
+    ]
 )
 #: Two-operand arithmetic that VectorE computes.
 BINARY = frozenset(["add", "subtract", "multiply", "maximum", "minimum", "divide"])
@@ -43,12 +61,8 @@ SIGNATURES: dict[str, Signature] = {
     "nl.store": _signature("store", "dst value", "dst value"),
     "nl.copy": _signature("copy", "src", "src"),
     "nisa.tensor_copy": _signature("copy", "src", "src", "engine"),
-    "nisa.activation": _signature(
-        "activation", "op data", "data bias scale reduce_res", "op reduce_op reduce_cmd"
-    ),
-    "nisa.activation_reduce": _signature(
-        "activation_reduce", "op data", "data bias scale reduce_res", "op reduce_op"
-    ),
+    "nisa.activation": _signature("activation", "op data", "data bias scale reduce_res", "op reduce_op reduce_cmd"),
+    "nisa.activation_reduce": _signature("activation_reduce", "op data", "data bias scale reduce_res", "op reduce_op"),
     "nisa.tensor_tensor": _signature("tensor_tensor", "data1 data2 op", "data1 data2", "op engine"),
     "nisa.tensor_scalar": _signature(
         "tensor_scalar",

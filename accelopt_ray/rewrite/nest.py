@@ -109,7 +109,9 @@ def read_nest(kernel: Kernel, root: Loop) -> Nest:
 
 def _check_statements(root: ast.For) -> None:
     for node in ast.walk(root):
-        if isinstance(node, ast.stmt) and not isinstance(node, (ast.For, ast.Assign, ast.AugAssign, ast.Expr, ast.Pass)):
+        if isinstance(node, ast.stmt) and not isinstance(
+            node, (ast.For, ast.Assign, ast.AugAssign, ast.Expr, ast.Pass)
+        ):
             raise NotReorderable("the nest holds a statement other than loops and assignments")
 
 
@@ -162,9 +164,7 @@ class Body:
 
     def holds(self, ops: set[int]) -> bool:
         """Whether one of the operations lies below."""
-        return any(
-            item.holds(ops) if isinstance(item, Body) else id(item.op) in ops for item in self.items
-        )
+        return any(item.holds(ops) if isinstance(item, Body) else id(item.op) in ops for item in self.items)
 
 
 @dataclass

@@ -19,8 +19,8 @@ _FAILED = 0.4
 _DECAY = 0.62
 _MOST_OPTIONS = 16
 _NOTHING = (
-    "No rewrite of the catalogue applies to this kernel: keep it as it is. Every pattern was checked against the syntax "
-    "tree and none could be proved legal."
+    "No rewrite of the catalogue applies to this kernel: keep it as it is. Every pattern was checked against the "
+    "syntax tree and none could be proved legal."
 )
 
 
@@ -72,9 +72,7 @@ def _draw(options: Sequence[Option], seed: int, sample: int) -> Option:
     return options[chosen]
 
 
-def rank(
-    options: Sequence[Option], counters: Mapping[str, float], experiences: Sequence[Experience]
-) -> list[Option]:
+def rank(options: Sequence[Option], counters: Mapping[str, float], experiences: Sequence[Experience]) -> list[Option]:
     """Orders options by expected gain under the profile and the experience shown."""
     liked: dict[str, float] = {}
     for item in experiences:
@@ -153,12 +151,18 @@ def options_for(source: str) -> tuple[Option, ...]:
         step = _step(site)
         alone = carry_out(source, [step])
         if alone.changed:
-            add([step, *_cleanup(alone.source), *_simplification(carry_out(source, [step, *_cleanup(alone.source)]).source)])
+            add(
+                [
+                    step,
+                    *_cleanup(alone.source),
+                    *_simplification(carry_out(source, [step, *_cleanup(alone.source)]).source),
+                ]
+            )
             add([step, *_cleanup(alone.source)])
     if simplify:
         add(simplify)
-        for rule in dict.fromkeys(step.rule for step in simplify):
-            add([step for step in simplify if step.rule != rule], 0.98)
+        for left_out in dict.fromkeys(step.rule for step in simplify):
+            add([step for step in simplify if step.rule != left_out], 0.98)
     for rule in (*PEEPHOLES, *CLEANUP):
         if sites_of(source, rule.id):
             add([Step(rule.id)])
@@ -236,6 +240,10 @@ def _write(option: Option, counters: Mapping[str, float]) -> str:
     ]
     if shown:
         lines += ["", f"The profile reads {', '.join(shown)}."]
-    lines += ["", "Keep names, arguments, outputs and fp32 arithmetic as they are. To be carried out in this order:", ""]
+    lines += [
+        "",
+        "Keep names, arguments, outputs and fp32 arithmetic as they are. To be carried out in this order:",
+        "",
+    ]
     lines += [step.text() for step in option.steps]
     return "\n".join(lines)

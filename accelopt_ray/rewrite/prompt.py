@@ -63,7 +63,9 @@ class Request:
     speedup: float | None
 
 
-_COUNTER = re.compile(r"[\"'`*\-\s]*\b([a-z][a-z0-9_]{3,})\b[\"'`*]*\s*[:=]\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)")
+_COUNTER = re.compile(
+    r"[\"'`*\-\s]*\b([a-z][a-z0-9_]{3,})\b[\"'`*]*\s*[:=]\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)"
+)
 _SPEEDUP = re.compile(r"(\d+(?:\.\d+)?)\s*(?:x\b|times\b|×)", re.IGNORECASE)
 _ITEM = re.compile(r"^#{1,6}\s*(?:experience|example|item|lesson)\b.*$", re.IGNORECASE | re.MULTILINE)
 _WARNING = re.compile(r"\b(?:avoid|undo|do not|don't|slower|failed)\b", re.IGNORECASE)
@@ -148,7 +150,7 @@ def _counters(text: str) -> dict[str, float]:
 def _experiences(system: str) -> list[Experience]:
     starts = [match.start() for match in _ITEM.finditer(system)]
     items: list[Experience] = []
-    for start, end in zip(starts, [*starts[1:], len(system)]):
+    for start, end in zip(starts, [*starts[1:], len(system)], strict=False):
         text = system[start:end].strip()
         following = re.search(r"^#{1,2} (?!#)", text[3:], re.MULTILINE)
         if following:

@@ -21,7 +21,18 @@ from accelopt_ray.rewrite.syntax import expression
 
 #: Operations that treat the columns of their tiles independently.
 COLUMNWISE = frozenset(
-    ["load", "store", "copy", "activation", "tensor_scalar", "tensor_tensor", "scalar_tensor_tensor", "reciprocal", "broadcast", "update"]
+    [
+        "load",
+        "store",
+        "copy",
+        "activation",
+        "tensor_scalar",
+        "tensor_tensor",
+        "scalar_tensor_tensor",
+        "reciprocal",
+        "broadcast",
+        "update",
+    ]
 )
 
 
@@ -91,7 +102,7 @@ def read_region(kernel: Kernel, ops: Sequence[Op], scope: Loop | None, kinds: fr
     if width is None:
         raise NotReorderable("nothing is wide")
     region = Region(ops, width, wide=mentions)
-    for _, _, ref, number in mentions:
+    for _, _, ref, _ in mentions:
         buffer = ref.buffer
         if buffer.space is Space.HBM or buffer in region.inner or (scope is not None and scope not in buffer.loops):
             continue

@@ -219,12 +219,17 @@ def _drop_unused(kernel: Kernel, body: list[ast.stmt], used: set[str]) -> bool:
     return changed
 
 
+_PURE_CALLS = (
+    "nl.arange", "nl.ndarray", "nl.zeros", "nl.full", "nl.par_dim", "nl.ds", "nl.shared_constant", "np.", "par_dim",
+)  # fmt: skip
+
+
 def _is_pure(kernel: Kernel, value: ast.expr) -> bool:
     """Whether evaluating an expression only allocates, computes sizes or selects a view."""
     for node in ast.walk(value):
         if isinstance(node, ast.Call):
             name = kernel.names.dotted(node.func)
-            allowed = name.startswith(("nl.arange", "nl.ndarray", "nl.zeros", "nl.full", "nl.par_dim", "nl.ds", "nl.shared_constant", "np.", "par_dim"))  # noqa: E501
+            allowed = name.startswith(_PURE_CALLS)
             if not allowed and not (isinstance(node.func, ast.Attribute) and node.func.attr in ("type", "dtype")):
                 return False
     return True

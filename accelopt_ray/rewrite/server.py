@@ -118,7 +118,9 @@ def _text(content: object, field_name: str) -> str:
         return "\n".join(part["text"] for part in content)
     if content is None:
         return ""
-    raise InvalidRequest(f"Invalid '{field_name}.content': expected text.", f"{field_name}.content", code="invalid_type")
+    raise InvalidRequest(
+        f"Invalid '{field_name}.content': expected text.", f"{field_name}.content", code="invalid_type"
+    )
 
 
 def complete(request: ChatRequest) -> dict[str, object]:
@@ -180,8 +182,10 @@ def create_app() -> Starlette:
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"Not allowed: {request.method} {request.url.path}." if error.status_code == 405 else (
-            f"Invalid URL ({request.method} {request.url.path})."
+        message = (
+            f"Not allowed: {request.method} {request.url.path}."
+            if error.status_code == 405
+            else (f"Invalid URL ({request.method} {request.url.path}).")
         )
         return _error(error.status_code, message, "invalid_request_error", headers=error.headers)
 

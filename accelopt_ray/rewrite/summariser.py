@@ -66,8 +66,8 @@ def _lesson(rules: list[str], slow: str, fast: str, ratio: str) -> str:
     others = [BY_ID[name].title for name in rules[1:4]]
     more = f" Together with it: {'; '.join(others)}." if others else ""
     text = (
-        f"Look for this waste: {first.problem} The profile shows it: {first.evidence} Then {first.change} Legal when the "
-        f"intermediate values have no other use. Expected: {first.expectation}{more}{ratio}"
+        f"Look for this waste: {first.problem} The profile shows it: {first.evidence} Then {first.change} Legal when "
+        f"the intermediate values have no other use. Expected: {first.expectation}{more}{ratio}"
     )
     return _format(first.title, text, *_snippets(slow, fast))
 
@@ -75,8 +75,8 @@ def _lesson(rules: list[str], slow: str, fast: str, ratio: str) -> str:
 def _warning(rules: list[str], slow: str, fast: str, ratio: str) -> str:
     first = BY_ID[rules[0]]
     text = (
-        f"Here the opposite of this rewrite paid: {first.title.lower()} ({first.id}). Keep the form shown second when the "
-        f"profile does not show that need: {first.evidence}{ratio}"
+        f"Here the opposite of this rewrite paid: {first.title.lower()} ({first.id}). Keep the form shown second when "
+        f"the profile does not show that need: {first.evidence}{ratio}"
     )
     return _format(f"Avoid: {first.title.lower()}", text, *_snippets(slow, fast))
 

@@ -156,8 +156,8 @@ class Names:
             index = self.poly(node.slice)
             number = index.value if index is not None else None
             if number is not None and -len(base) <= number < len(base):
-                element = base[number]
-                return element  # type: ignore[no-any-return]
+                element: Static = base[number]
+                return element
             return None
         if isinstance(base, Grid) and base.rank == 1:
             return _place_grid(base, node.slice)
@@ -183,16 +183,14 @@ class Names:
     def _call(self, node: ast.Call) -> Static | None:
         name = self.dotted(node.func)
         if name == "nl.arange" and 1 <= len(node.args) <= 2 and not node.keywords:
-            bounds = [self.poly(argument) for argument in node.args]
-            if bounds[-1] is None or bounds[0] is None:
-                return None
-            start = bounds[0] if len(bounds) == 2 else ZERO
-            return Grid(start, (Axis(0, 1, bounds[-1] - start),), 1)
+            start = self.poly(node.args[0]) if len(node.args) == 2 else ZERO
+            stop = self.poly(node.args[-1])
+            return None if start is None or stop is None else Grid(start, (Axis(0, 1, stop - start),), 1)
         if name in ("nl.par_dim", "par_dim", "neuronxcc.nki.language.par_dim") and node.args:
             return self.evaluate(node.args[0])
         if name == "nl.ds" and len(node.args) == 2:
-            start, size = self.poly(node.args[0]), self.poly(node.args[1])
-            return None if start is None or size is None else Span(start, size)
+            first, size = self.poly(node.args[0]), self.poly(node.args[1])
+            return None if first is None or size is None else Span(first, size)
         if isinstance(node.func, ast.Attribute) and node.func.attr == "type" and len(node.args) == 1:
             return self.evaluate(node.args[0])  # np.dtype(np.float32).type(x)
         if name in ("np.float32", "float", "int") and len(node.args) == 1:

@@ -83,7 +83,9 @@ def compiler_style(program: Program) -> str:
     lines = [HEADER, "@nki.jit", "def kernel(v1, v2, v3):"]
     lines.append("    v4 = nl.ndarray((256, 512), dtype=np.float32, buffer=nl.shared_hbm)")
     for name in dict.fromkeys(wide):
-        lines.append(f"    b_{name} = nl.ndarray((2, 2, nl.par_dim(128), 256), dtype=np.float32, name='', buffer=nl.sbuf)")
+        lines.append(
+            f"    b_{name} = nl.ndarray((2, 2, nl.par_dim(128), 256), dtype=np.float32, name='', buffer=nl.sbuf)"
+        )
     lines.append("    b_v = nl.ndarray((2, nl.par_dim(128), 1), dtype=np.float32, buffer=nl.sbuf)")
     for name in narrow:
         lines.append(f"    b_{name} = nl.ndarray((2, 2, nl.par_dim(128), 1), dtype=np.float32, buffer=nl.sbuf)")
@@ -159,6 +161,6 @@ def assert_equal_results(before: str, after: str, *shapes: tuple[int, ...], posi
         expected = run(before, *shapes, seed=seed, positive=positive)
         actual = run(after, *shapes, seed=seed, positive=positive)
         assert len(expected) == len(actual)
-        for one, other in zip(expected, actual):
+        for one, other in zip(expected, actual, strict=False):
             assert one.shape == other.shape
             np.testing.assert_allclose(other, one, rtol=2e-5, atol=3e-6 * float(np.max(np.abs(one))))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from rewrite_kernels import HEADER, STYLES, Program, assert_equal_results, hand_style
 
 from accelopt_ray.rewrite.catalogue import PEEPHOLES
 from accelopt_ray.rewrite.steps import Step, carry_out, sites_of
-
-from rewrite_kernels import HEADER, STYLES, Program, assert_equal_results, hand_style
 
 SILU: Program = [
     ("e", "activation", "exp", "x", {"scale": -1.0}),
@@ -118,7 +117,9 @@ MISSES: dict[str, list[Program]] = {
         [("e", "activation", "exp", "x", {"scale": -1.0, "bias": "v"}), *SILU[1:]],
         [*SILU[:3], ("p", "tensor_tensor", "x", "r", "multiply"), ("y", "tensor_tensor", "p", "d", "add")],
     ],
-    "recognise-sigmoid": [[SILU[0], ("d", "tensor_scalar", "e", "subtract", 1.0), SILU[2], ("y", "multiply", "z", "r")]],
+    "recognise-sigmoid": [
+        [SILU[0], ("d", "tensor_scalar", "e", "subtract", 1.0), SILU[2], ("y", "multiply", "z", "r")]
+    ],
     "factor-scaled-self": [
         [("t", "tensor_scalar", "x", "multiply", 0.01), ("y", "tensor_tensor", "z", "t", "subtract")],
         [
@@ -273,7 +274,10 @@ def kernel(a, b, c):
     [
         ("moved = nl.copy(product)\n    result = nisa.activation(op=nl.exp, data=moved, scale=0.1)", True),
         ("moved = nl.copy(product)\n    result = nisa.tensor_tensor(moved, add, op=nl.add)", True),
-        ("moved = nisa.tensor_copy(product)\n    result = nisa.tensor_scalar(data=moved, op0=nl.add, operand0=1.0)", True),
+        (
+            "moved = nisa.tensor_copy(product)\n    result = nisa.tensor_scalar(data=moved, op0=nl.add, operand0=1.0)",
+            True,
+        ),
         # Both operands would be in PSUM; the copy has two readers; the copy is of an SBUF tile.
         (
             "other = nisa.nc_matmul(left, right)\n    moved = nl.copy(product)\n"

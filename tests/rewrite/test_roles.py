@@ -160,7 +160,9 @@ def test_a_plan_in_other_words_is_carried_out_by_its_keywords() -> None:
     assert code is not None and "nl.silu" in code
 
 
-@pytest.mark.parametrize("plan", ["Make it faster.", "", "Rewrite: strip-fusion at loop `q`.", "Rewrite: no-such-rule."])
+@pytest.mark.parametrize(
+    "plan", ["Make it faster.", "", "Rewrite: strip-fusion at loop `q`.", "Rewrite: no-such-rule."]
+)
 def test_a_plan_that_does_not_apply_changes_nothing_and_says_so(plan: str) -> None:
     reply = answers(_executor(plan), 0, 1)[0]
     assert "No change was made" in reply
@@ -180,7 +182,9 @@ def test_equal_kernels_teach_nothing() -> None:
 
 
 def test_an_unknown_change_is_told_by_its_difference() -> None:
-    fast = SILU.replace("nl.load(z[first : first + 128, 0:columns])", "nl.load(z[first : first + 128, 0:columns], mask=None)")
+    fast = SILU.replace(
+        "nl.load(z[first : first + 128, 0:columns])", "nl.load(z[first : first + 128, 0:columns], mask=None)"
+    )
     lesson = parse_lesson(answers(_summarizer(SILU, fast), 0, 1)[0])
     assert lesson.title == "Local rewrite of the instruction sequence"
 

@@ -1,5 +1,7 @@
 """Rules on loops and layouts: three kernels each that they were not written for, and near misses."""
 
+# ruff: noqa: E501 (kernel texts)
+
 from __future__ import annotations
 
 import pytest
@@ -176,7 +178,10 @@ for h in nl.affine_range(3):
 return out
 """,
     "v1, v2, v3",
-).replace("def kernel(v1, v2, v3):", "def kernel(v1, v2, v3):\n    assert v1.shape == (3, 64, 512)\n    assert v2.shape == (3, 32, 512)")
+).replace(
+    "def kernel(v1, v2, v3):",
+    "def kernel(v1, v2, v3):\n    assert v1.shape == (3, 64, 512)\n    assert v2.shape == (3, 32, 512)",
+)
 
 HIGH_LEVEL = _kernel(
     """
@@ -195,7 +200,9 @@ return out
 """,
     "x, w",
 )
-HIGH_LEVEL_SLICES = HIGH_LEVEL.replace("strip[0:128, nl.ds(inner * 128, 128)]", "strip[:, inner * 128 : (inner + 1) * 128]")
+HIGH_LEVEL_SLICES = HIGH_LEVEL.replace(
+    "strip[0:128, nl.ds(inner * 128, 128)]", "strip[:, inner * 128 : (inner + 1) * 128]"
+)
 HIGH_LEVEL_NARROW = HIGH_LEVEL.replace("128", "64")
 
 DEFERRED = _kernel(
@@ -345,13 +352,28 @@ FIRES: dict[str, list[Case]] = {
         (SUMS.replace("nl.load(a[kind", "nl.load(a[kind * 1"), ((2, 128, 256),)),
         (SUMS.replace("value=acc)", "value=nl.exp(acc))").replace("op=nl.square", "op=nl.tanh"), ((3, 128, 256),)),
     ],
-    "merge-pieces": [(PIECES, ((256, 1024),)), (COUNTED, ((128, 1024),)), (PIECES.replace("256", "128").replace("512", "256"), ((256, 512),))],
-    "widen-tiles": [(STREAM, ((256, 1536),)), (STREAM_RANGE, ((96, 2048),)), (STREAM.replace("block", "chunk_at"), ((128, 1280),))],
-    "affine-loop": [(STREAM_RANGE, ((96, 512),)), (SEQUENTIAL, ((128, 1024),)), (ROTATION_RANGE, ((128, 512), (64, 512), (64, 512)))],
+    "merge-pieces": [
+        (PIECES, ((256, 1024),)),
+        (COUNTED, ((128, 1024),)),
+        (PIECES.replace("256", "128").replace("512", "256"), ((256, 512),)),
+    ],
+    "widen-tiles": [
+        (STREAM, ((256, 1536),)),
+        (STREAM_RANGE, ((96, 2048),)),
+        (STREAM.replace("block", "chunk_at"), ((128, 1280),)),
+    ],
+    "affine-loop": [
+        (STREAM_RANGE, ((96, 512),)),
+        (SEQUENTIAL, ((128, 1024),)),
+        (ROTATION_RANGE, ((128, 512), (64, 512), (64, 512))),
+    ],
     "operand-in-psum": [
         (BETWEEN, ((256, 256), (256, 256))),
         (BETWEEN.replace("product, q, op=nl.add", "q, product, op=nl.subtract"), ((256, 256), (256, 256))),
-        (SUMS.replace("nisa.activation(op=nl.square, data=part)", "nisa.tensor_tensor(part, part, op=nl.maximum)"), ((2, 128, 256),)),
+        (
+            SUMS.replace("nisa.activation(op=nl.square, data=part)", "nisa.tensor_tensor(part, part, op=nl.maximum)"),
+            ((2, 128, 256),),
+        ),
     ],
 }
 FIRES["sink-buffer"] = [
@@ -365,7 +387,10 @@ MISSES: dict[str, list[str]] = {
         # The second loop reads all rows, a shifted row, or something else in between; or a loop carries a value.
         CENTRED.replace("operand0=peaks[r, 0:128, 0:1]", "operand0=peaks[0, 0:128, 0:1]"),
         CENTRED.replace("data=kept[r, c, 0:128, 0:256], op0", "data=kept[rows // 128 - 1 - r, c, 0:128, 0:256], op0"),
-        CENTRED.replace("for r in nl.affine_range(rows // 128):\n        for c", "spare = nl.copy(kept[0, 0, 0:128, 0:256])\n    for r in nl.affine_range(rows // 128):\n        for c"),
+        CENTRED.replace(
+            "for r in nl.affine_range(rows // 128):\n        for c",
+            "spare = nl.copy(kept[0, 0, 0:128, 0:256])\n    for r in nl.affine_range(rows // 128):\n        for c",
+        ),
         CENTRED.replace("for c in nl.affine_range", "for c in nl.sequential_range"),
         CENTRED.replace("return out", "return out, kept"),
     ],
@@ -376,7 +401,10 @@ MISSES: dict[str, list[str]] = {
     "tile-scan": [
         # A state that is not a number, rows used in parts, a reduction over the row.
         RECURRENCE.replace("initial=0,", "initial=g[0:128, 0:1],"),
-        RECURRENCE.replace("nisa.activation(op=nl.exp, data=g, scale=-0.5)", "nisa.activation(op=nl.exp, data=g, scale=nl.max(g, axis=[1]))"),
+        RECURRENCE.replace(
+            "nisa.activation(op=nl.exp, data=g, scale=-0.5)",
+            "nisa.activation(op=nl.exp, data=g, scale=nl.max(g, axis=[1]))",
+        ),
         RECURRENCE.replace("value=nl.multiply(state, g)", "value=nl.matmul(state, g)"),
         FIXED_ROW.replace("3072", "512"),
     ],
@@ -384,18 +412,30 @@ MISSES: dict[str, list[str]] = {
         # No rotation: both are sums, other factors, or a half is used elsewhere.
         ROTATION.replace("nl.subtract", "nl.add"),
         ROTATION.replace("nl.multiply(low, c))", "nl.multiply(low, s))"),
-        ROTATION.replace("value=result)", "value=nl.add(result, whole))").replace("low = nl.copy(whole[half:height, 0:256])", "low = nl.copy(whole[half:height, 0:256])\n        extra = nl.exp(c)"),
+        ROTATION.replace("value=result)", "value=nl.add(result, whole))").replace(
+            "low = nl.copy(whole[half:height, 0:256])",
+            "low = nl.copy(whole[half:height, 0:256])\n        extra = nl.exp(c)",
+        ),
     ],
     "shared-transpose": [
-        HIGH_LEVEL.replace("    strip = nl.load", "    unused = nl.load").replace("            tile = nl", "            strip = nl.load(x[nl.ds(row * 128, 128), 0:k])\n                tile = nl"),
-        HIGH_LEVEL.replace("nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile)", "nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile, transpose_x=True)"),
+        HIGH_LEVEL.replace("    strip = nl.load", "    unused = nl.load").replace(
+            "            tile = nl",
+            "            strip = nl.load(x[nl.ds(row * 128, 128), 0:k])\n                tile = nl",
+        ),
+        HIGH_LEVEL.replace(
+            "nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile)",
+            "nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile, transpose_x=True)",
+        ),
         HIGH_LEVEL.replace("strip[0:128, nl.ds(inner * 128, 128)]", "strip[0:128, nl.ds(inner * 64, 128)]"),
     ],
     "defer-row-scale": [
         # The scaled tile has another reader, the scale is a row, the scale changes inside the sum.
         DEFERRED.replace("        for part", "        spare = nl.exp(scaled)\n            for part", 1),
         DEFERRED.replace("operand0=scale)", "operand0=0.5)"),
-        DEFERRED.replace("data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=scale)", "data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=weights[0:128, nl.ds(block, 1)])"),
+        DEFERRED.replace(
+            "data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=scale)",
+            "data=weights[0:128, nl.ds(block * 256, 256)], op0=nl.multiply, operand0=weights[0:128, nl.ds(block, 1)])",
+        ),
         DEFERRED.replace("op0=nl.multiply", "op0=nl.add"),
     ],
     "sum-on-tensor-engine": [
@@ -405,7 +445,10 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
     ],
     "merge-pieces": [
-        PIECES.replace("nisa.tensor_tensor(grown, small, op=nl.add)", "nisa.tensor_scalar(data=grown, op0=nl.add, operand0=nl.max(small, axis=[1]))"),
+        PIECES.replace(
+            "nisa.tensor_tensor(grown, small, op=nl.add)",
+            "nisa.tensor_scalar(data=grown, op0=nl.add, operand0=nl.max(small, axis=[1]))",
+        ),
         PIECES.replace("data=small", "data=big[0:128, 0:256]"),
     ],
     "widen-tiles": [
@@ -416,7 +459,11 @@ MISSES: dict[str, list[str]] = {
     "affine-loop": [
         STREAM_RANGE.replace("out[0:rows, at : at + 256]", "out[0:rows, 0:256]"),
         STREAM_RANGE.replace("for at in range(0, columns, 256):", "for at in range(0, columns, 128):"),
-        STREAM_RANGE.replace("    for at", "    carry = nl.zeros((nl.par_dim(96), 256), dtype=nl.float32, buffer=nl.sbuf)\n    for at").replace("value=nl.exp(big)", "value=carry").replace("        nl.store", "        carry[0:96, 0:256] += big\n        nl.store"),
+        STREAM_RANGE.replace(
+            "    for at", "    carry = nl.zeros((nl.par_dim(96), 256), dtype=nl.float32, buffer=nl.sbuf)\n    for at"
+        )
+        .replace("value=nl.exp(big)", "value=carry")
+        .replace("        nl.store", "        carry[0:96, 0:256] += big\n        nl.store"),
     ],
     "operand-in-psum": [
         BETWEEN.replace("256", "1024"),

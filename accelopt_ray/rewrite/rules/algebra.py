@@ -77,7 +77,9 @@ class RecogniseSilu(Peephole):
     problem = "x * 1/(1 + exp(-x)) is computed in four passes although the scalar engine has this function."
     evidence = "vector_engine_active_time_percent dominates and HBM traffic is at its minimum."
     change = "compute activation(op=nl.silu, data=x) and delete the chain of temporaries."
-    expectation = "vector engine time drops to about zero; one scalar engine pass per tile remains, so DMA bounds the loop."
+    expectation = (
+        "vector engine time drops to about zero; one scalar engine pass per tile remains, so DMA bounds the loop."
+    )
     relieves = Resource.VECTOR
     typical_gain = 1.35
     keywords = ("silu", "swish", "x*sigmoid")
@@ -321,7 +323,9 @@ class ConstantAfterActivation(Peephole):
     title = "Move a constant factor behind a function into its scale"
     problem = "the result of a square, rsqrt or relu is multiplied by a constant in a pass of its own."
     evidence = "many one-operation passes on the scalar and vector engines."
-    change = "fold the factor c into the activation's scale (c*rsqrt(x) = rsqrt(x/c^2), c*square(x) = square(sqrt(c)*x))."
+    change = (
+        "fold the factor c into the activation's scale (c*rsqrt(x) = rsqrt(x/c^2), c*square(x) = square(sqrt(c)*x))."
+    )
     expectation = "one pass and one temporary less."
     relieves = Resource.ELEMENTWISE
     typical_gain = 1.05
@@ -376,7 +380,9 @@ class ConstantThroughSum(Peephole):
                 return None
             name = kernel.fresh("scaled")
             names.append(name)
-            before.append(f"{name} = {_tensor_scalar(kernel, op, inner[0].text, 'multiply', decimal(inner[2] * read[2]))}")
+            before.append(
+                f"{name} = {_tensor_scalar(kernel, op, inner[0].text, 'multiply', decimal(inner[2] * read[2]))}"
+            )
             drop.append(product)
         nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
         value = render(

@@ -123,7 +123,9 @@ class ReduceInActivation(Peephole):
     problem = "the result of an activation is read again by a tensor_reduce that adds it up."
     evidence = "vector_engine_active_time_percent is high and every tile is read twice."
     change = "use nisa.activation_reduce(..., reduce_op=nl.add, reduce_res=slot) with one slot per instruction."
-    expectation = "one vector engine pass less for about 64 scalar engine cycles; check that HBM and PSUM traffic do not grow."
+    expectation = (
+        "one vector engine pass less for about 64 scalar engine cycles; check that HBM and PSUM traffic do not grow."
+    )
     relieves = Resource.VECTOR
     typical_gain = 1.12
     keywords = ("activation_reduce", "row sum in the same instruction", "fused sum")
@@ -184,7 +186,9 @@ class ReduceWithScalarOperation(Peephole):
     title = "Take the row reduction in the same instruction as the scalar operation or PSUM eviction"
     problem = "a tile is produced by a scalar operation or copied out of PSUM and then read again by a tensor_reduce."
     evidence = "the engines read every tile twice: psum_read_bytes and sbuf_read_bytes are high beside the arithmetic."
-    change = "use nisa.tensor_scalar_reduce(data, op0, operand0, reduce_op, reduce_res); a copy is a multiplication by 1."
+    change = (
+        "use nisa.tensor_scalar_reduce(data, op0, operand0, reduce_op, reduce_res); a copy is a multiplication by 1."
+    )
     expectation = "eviction and reduction take one vector engine pass; the scalar engine is relieved of the copy."
     relieves = Resource.SCALAR
     typical_gain = 1.08
@@ -261,9 +265,8 @@ class EpilogueFromPsum(Peephole):
             if copied is None:
                 continue
             source = copied.ref("src")
-            if source is None or not in_psum(source) or copied.attrs.get("dtype", "float32").find("float32") < 0:
-                if source is None or not in_psum(source) or not _same_type(copied):
-                    continue
+            if source is None or not in_psum(source) or not _same_type(copied):
+                continue
             if any(in_psum(op.ref(other)) for other in operands if other != name):
                 continue
             value = _with_operand(op, copied, name, source)
@@ -326,7 +329,11 @@ class RemoveCopy(Peephole):
             source = copied.ref("src") if copied is not None else None
             if copied is None or source is None or source.dims is None or not _same_type(copied):
                 continue
-            if source.buffer.space is not Space.SBUF or copied.dest is None or copied.dest.buffer.space is not Space.SBUF:
+            if (
+                source.buffer.space is not Space.SBUF
+                or copied.dest is None
+                or copied.dest.buffer.space is not Space.SBUF
+            ):
                 continue
             if source.shape != argument.shape or not _base_zero(source):
                 continue

@@ -132,7 +132,12 @@ class PackRotation(Rule):
         if copied is not None and copied.kind == "copy" and not copied.mask and copied.path == op.path:
             source = copied.ref("src")
             readers = {id(reader) for reader, _ in ref.buffer.reads}
-            if source is not None and source.dims is not None and source.buffer.space is Space.SBUF and len(readers) == 2:
+            if (
+                source is not None
+                and source.dims is not None
+                and source.buffer.space is Space.SBUF
+                and len(readers) == 2
+            ):
                 return source, copied
         return ref, None
 
@@ -164,7 +169,7 @@ class PackRotation(Rule):
             assert upper.dims is not None and lower.dims is not None
             if upper.dims[0].start != ZERO or lower.dims[0].start != half:
                 return None
-            if upper.shape != (half, columns) or not lower.dims[1] == upper.dims[1] or upper.dims[1].start != ZERO:
+            if upper.shape != (half, columns) or lower.dims[1] != upper.dims[1] or upper.dims[1].start != ZERO:
                 return None
         out = difference.dest.buffer
         if tile.shape is None or out.shape is None or tile.shape[1] != columns or out.shape[1] != columns:
@@ -177,7 +182,11 @@ class PackRotation(Rule):
             if buffer.origin != "value" or len(buffer.writes) != 1 or buffer.writes[0].kind != "load":
                 return None
             load = buffer.writes[0]
-            if load.mask or load.block is not difference.block or any(reader not in products for reader, _ in buffer.reads):
+            if (
+                load.mask
+                or load.block is not difference.block
+                or any(reader not in products for reader, _ in buffer.reads)
+            ):
                 return None
             loads.append(load)
         if any(op not in products and op not in copies and op.kind != "load" for op, _ in tile.reads):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.normalise import normalise
-from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
-from accelopt_ray.rewrite.regions import Loop, Op, Ref, Space
+from accelopt_ray.rewrite.normalise import normalise, render_ref, replace_ref
+from accelopt_ray.rewrite.poly import Poly
+from accelopt_ray.rewrite.regions import Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, is_column, remove, render, tidy
-from accelopt_ray.rewrite.rules.psum import identity_tile
 from accelopt_ray.rewrite.syntax import expression, statements
 
 _PARTITIONS = 128
@@ -20,11 +19,14 @@ class SharedTranspose(Rule):
 
     id = "shared-transpose"
     title = "Transpose the left side of the product once and share it between all column blocks"
-    problem = "nl.matmul transposes its left side on the tensor engine at every call, though the same tile is used for every column block."
+    problem = (
+        "nl.matmul transposes its left side on the tensor engine at every call, though the same tile is used for every "
+        "column block."
+    )
     evidence = "transpose_flops is more than 6 percent of hardware_flops."
     change = (
-        "transpose all contraction tiles of the row strip once in front of the column loop, keep them in SBUF, and call "
-        "nisa.nc_matmul(transposed tile, right tile) inside."
+        "transpose all contraction tiles of the row strip once in front of the column loop, keep them in SBUF, and "
+        "call nisa.nc_matmul(transposed tile, right tile) inside."
     )
     expectation = "transpose_flops divided by the number of column blocks; the tensor engine is free for products."
     relieves = Resource.TENSOR
@@ -114,8 +116,13 @@ class DeferScale(Rule):
     id = "defer-row-scale"
     title = "Apply the per-row scale when the product leaves PSUM instead of on its left operand"
     problem = "every element of a wide tile is scaled by a per-row value before it is transposed and multiplied."
-    evidence = "scalar_engine_active_time_percent or vector_engine_active_time_percent is high beside the tensor engine."
-    change = "transpose and multiply the unscaled tile, and multiply by the (P, 1) vector while copying the result out of PSUM."
+    evidence = (
+        "scalar_engine_active_time_percent or vector_engine_active_time_percent is high beside the tensor engine."
+    )
+    change = (
+        "transpose and multiply the unscaled tile, and multiply by the (P, 1) vector while copying the result out of "
+        "PSUM."
+    )
     expectation = "one pass over the wide tile less; the scale costs nothing extra at eviction."
     relieves = Resource.ELEMENTWISE
     typical_gain = 1.15
@@ -178,7 +185,7 @@ class DeferScale(Rule):
         data = op.ref("data")
         assert op.dest is not None and data is not None and isinstance(op.node, ast.Assign)
         direct = op.dest.buffer.origin == "value" and all(
-            isinstance(ref.node, ast.Subscript) or isinstance(ref.node, ast.Name)
+            isinstance(ref.node, (ast.Subscript, ast.Name))
             for reader, name in op.dest.buffer.reads
             for ref in [reader.args[name]]
             if isinstance(ref, Ref)
@@ -196,9 +203,6 @@ class DeferScale(Rule):
 
 def _read_through(kernel: Kernel, reader: Op, name: str, ref: Ref, data: Ref) -> None:
     """Lets a reader of a result read the operand it was made from."""
-    from accelopt_ray.rewrite.normalise import render_ref, replace_ref
-    from accelopt_ray.rewrite.regions import Dim
-
     assert ref.dims is not None and data.dims is not None
     tile_dims = {axis.position: dim for dim in ref.dims for axis in dim.axes}
     dims: list[Dim] = []
@@ -267,5 +271,3 @@ def _named(product: Op) -> set[Loop]:
 
 
 RULES = (SharedTranspose(), DeferScale())
-
-__all__ = ["ONE", "RULES", "ZERO", "identity_tile"]

@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import Nest, NotReorderable, emit, read_nest, reorder
 from accelopt_ray.rewrite.normalise import normalise, refs_of, render_ref, replace_ref
 from accelopt_ray.rewrite.poly import Poly
-from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Space
+from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 from accelopt_ray.rewrite.syntax import expression, names_read, substitute
 
@@ -197,7 +197,7 @@ def _match_indices(shared: list[Buffer], writers: list[Op], readers: list[Op], c
     for written, read in pairs:
         if written.dims is None or read.dims is None or len(written.dims) != len(read.dims):
             raise NotReorderable("a region of a shared tensor is not understood")
-        for have, want in zip(written.dims, read.dims):
+        for have, want in zip(written.dims, read.dims, strict=False):
             for name in names:
                 if want.start == Poly.symbol(name) and want.is_point and have.is_point and have.start.symbols:
                     known = substitution.setdefault(name, have.start)
@@ -212,7 +212,7 @@ def _match_indices(shared: list[Buffer], writers: list[Op], readers: list[Op], c
         raise NotReorderable("the consumer's outer loop does not select rows of a shared tensor")
     for written, read in pairs:
         assert written.dims is not None and read.dims is not None
-        for have, want in zip(written.dims, read.dims):
+        for have, want in zip(written.dims, read.dims, strict=False):
             if want.start.depends_on(kept):
                 if want.start.coefficient(next(iter(want.start.symbols))) is None or want.start.symbols - set(kept):
                     raise NotReorderable("rows and columns mix in one subscript")
@@ -226,7 +226,7 @@ def _match_indices(shared: list[Buffer], writers: list[Op], readers: list[Op], c
 def _check_independence(
     kernel: Kernel, producer: Loop, consumer: Loop, shared: list[Buffer], readers: list[Op], writers: list[Op]
 ) -> None:
-    """What stands between the loops must not depend on either, and the consumer must not write what the producer uses."""
+    """Raises :class:`NotReorderable` when something between the loops depends on them, or the consumer on its order."""
     block = producer.block
     first = next(number for number, item in enumerate(block) if item is producer.node)
     last = next(number for number, item in enumerate(block) if item is consumer.node)
@@ -256,7 +256,10 @@ class SinkBuffer(Rule):
 
     id = "sink-buffer"
     title = "Declare the buffer inside the loop that uses it, without the loop's block dimension"
-    problem = "a buffer with one block per loop iteration is declared outside the loop although each block is used in one iteration only."
+    problem = (
+        "a buffer with one block per loop iteration is declared outside the loop although each block is used in one "
+        "iteration only."
+    )
     evidence = "spill bytes, or allocation errors for giant tensors."
     change = "move the declaration into the loop and drop the block dimensions indexed by it."
     expectation = "shorter live ranges; spills fall."
@@ -322,7 +325,11 @@ class SinkBuffer(Rule):
             starts = {ref.dims[number].start for _, _, ref in mentions if ref.dims is not None}
             if len(starts) == 1:
                 start = next(iter(starts))
-                if start.symbols and start.depends_on(inside) and all(s in inside or not _is_loop(kernel, s) for s in start.symbols):
+                if (
+                    start.symbols
+                    and start.depends_on(inside)
+                    and all(s in inside or not _is_loop(kernel, s) for s in start.symbols)
+                ):
                     dropped.add(number)
                     used |= start.symbols & inside
         # Reductions over a loop keep their destination outside that loop.
@@ -348,7 +355,7 @@ def _is_loop(kernel: Kernel, symbol: str) -> bool:
     return symbol in kernel.names.loop_symbols
 
 
-def _written_first(mentions: list[tuple[Op, str, object]]) -> bool:
+def _written_first(mentions: list[tuple[Op, str, Ref]]) -> bool:
     """Whether the first mention in program order writes (or the buffer only accumulates)."""
     first = min(op.position for op, _, _ in mentions)
     return any(op.position == first and name == "dest" for op, name, _ in mentions)

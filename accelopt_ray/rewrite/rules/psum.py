@@ -23,7 +23,7 @@ def fits_bank(kernel: Kernel, shape: tuple[Poly, ...] | None) -> bool:
 
 
 def identity_tile(kernel: Kernel, before: Op) -> str:
-    """Name of an SBUF tile with the 128 x 128 identity that is ready before an operation; loads one if there is none."""
+    """Name of an SBUF tile with the 128 x 128 identity, ready before an operation; loads one if there is none."""
     for op in kernel.ops:
         source = op.ref("src")
         if op.kind != "load" or op.loops or source is None or op.dest is None or op.position > before.position:
@@ -103,7 +103,9 @@ class SumOnTensorEngine(Rule):
         finished = kernel.fresh(f"{buffer.name}_sum")
         for user, name, ref in readers:
             replace_ref(user, name, ast.unparse(ref.node).replace(buffer.name, finished, 1))
-        op.node.value = expression(f"{nisa}.nc_matmul({identity_tile(kernel, op)}, {tile.text}, is_stationary_onezero=True)")
+        op.node.value = expression(
+            f"{nisa}.nc_matmul({identity_tile(kernel, op)}, {tile.text}, is_stationary_onezero=True)"
+        )
         assert isinstance(buffer.declaration, ast.Assign) and isinstance(buffer.declaration.value, ast.Call)
         call = buffer.declaration.value
         call.keywords = [keyword for keyword in call.keywords if keyword.arg != "buffer"]

@@ -43,7 +43,9 @@ class TileScan(Rule):
 
     id = "tile-scan"
     title = "Tile the scan along the row and carry its state from chunk to chunk"
-    problem = "every temporary of the recurrence is a whole row long, so that few tiles fill SBUF and inputs are reloaded."
+    problem = (
+        "every temporary of the recurrence is a whole row long, so that few tiles fill SBUF and inputs are reloaded."
+    )
     evidence = "spill bytes or hbm_read_bytes above the inputs' size while no engine is busy all the time."
     change = (
         "put a sequential loop over chunks of the row outermost, keep the last column of each scan as the next chunk's "
@@ -71,9 +73,7 @@ class TileScan(Rule):
                 continue
             for width in self.widths:
                 detail = (f"The chunk is the largest divisor of the row up to {width} columns.",)
-                sites.append(
-                    Site(self.id, f"loop `{fresh.loops[root].index}`", 0, (("chunk", width),), detail, root)
-                )
+                sites.append(Site(self.id, f"loop `{fresh.loops[root].index}`", 0, (("chunk", width),), detail, root))
         return sites
 
     def apply(self, kernel: Kernel, site: Site) -> None:
@@ -169,7 +169,11 @@ def _plan(kernel: Kernel, root: Loop) -> _Plan:
     names = {loop.index for op in ops for loop in op.loops}
     if any(loop.kind not in ("affine_range", "sequential_range") for op in ops for loop in op.loops):
         raise NotReorderable("a loop is unrolled")
-    if any(ref.buffer.space is Space.HBM and ref.buffer.origin != "argument" and op.kind == "load" for op in ops for ref in op.reads()):
+    if any(
+        ref.buffer.space is Space.HBM and ref.buffer.origin != "argument" and op.kind == "load"
+        for op in ops
+        for ref in op.reads()
+    ):
         raise NotReorderable("a scratch tensor is read back")
     if width.depends_on(names):
         raise NotReorderable("the row length changes with a loop")

@@ -154,7 +154,9 @@ class WidenTiles(Rule):
     problem = "every iteration moves and computes a narrow tile of contiguous data."
     evidence = "DMA transfers are small, or all engines are idle most of the time although bytes are at their minimum."
     change = "let each iteration load, compute and store more columns, with correspondingly fewer iterations."
-    expectation = "larger DMA transfers and fewer instructions; bytes unchanged. Only a measurement tells the best width."
+    expectation = (
+        "larger DMA transfers and fewer instructions; bytes unchanged. Only a measurement tells the best width."
+    )
     relieves = Resource.OVERHEAD
     typical_gain = 1.06
     keywords = ("wider tiles", "tile width", "streaming width", "wider loads")
@@ -225,7 +227,7 @@ class WidenTiles(Rule):
         name = fresh.fresh("width")
         row_text = ast.unparse(row)
         grouped = row_text if isinstance(row, (ast.Name, ast.Constant)) else f"({row_text})"
-        if isinstance(row, ast.Constant):
+        if isinstance(row, ast.Constant) and isinstance(row.value, int):
             best = max(w for w in range(old, limit + 1) if row.value % w == 0 and (w % _STEP == 0 or w == old))
             value = str(best)
         else:
@@ -288,7 +290,7 @@ class IndependentLoop(Rule):
         for op in kernel.ops:
             if loop not in op.loops:
                 continue
-            if op.kind in ("unknown", "update", "loop_reduce") or any(l.kind == "if" for l in op.loops):
+            if op.kind in ("unknown", "update", "loop_reduce") or any(inner.kind == "if" for inner in op.loops):
                 return False
             for ref in op.reads():
                 outside = loop not in ref.buffer.loops
