@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from accelopt_ray.trajectory.compaction import Compaction, compact
 from accelopt_ray.trajectory.journal import Journal
 from accelopt_ray.trajectory.reader import DamagedPartWarning, NewerSchemaError, read_table, run_ids
 from accelopt_ray.trajectory.schema import SCHEMA_VERSION, TABLES
@@ -10,10 +11,12 @@ from accelopt_ray.trajectory.writer import TrajectoryWriter, text_sha256
 __all__ = [
     "SCHEMA_VERSION",
     "TABLES",
+    "Compaction",
     "DamagedPartWarning",
     "Journal",
     "NewerSchemaError",
     "TrajectoryWriter",
+    "compact",
     "read_table",
     "run_ids",
     "text_sha256",
