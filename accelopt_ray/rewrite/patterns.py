@@ -6,7 +6,7 @@ import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.regions import Number, Op, Opaque, Ref, Space
-from accelopt_ray.rewrite.rule import rebound_between, same_mask
+from accelopt_ray.rewrite.rule import rebound_between, render, same_mask
 
 
 def feeder(kernel: Kernel, user: Op, argument: str, kind: str | tuple[str, ...]) -> Op | None:
@@ -91,3 +91,33 @@ def in_psum(ref: Ref | None) -> bool:
 def decimal(value: float) -> str:
     """Shortest source text of a number that survives a round trip."""
     return repr(float(value))
+
+
+def is_plain_reciprocal(kernel: Kernel, op: Op) -> bool:
+    """Whether an operation computes ``1 / data`` elementwise."""
+    if op.kind == "reciprocal":
+        return True
+    if op.kind == "tensor_scalar":
+        return one_operation(op) and op.attrs["op0"] == "divide" and op.flag("reverse0") and op.number("operand0") == 1
+    if op.kind != "activation" or op.attrs.get("op") != "reciprocal":
+        return False
+    return activation_scale(op) == 1.0 and is_zero(kernel, op, "bias")
+
+
+def activation_call(kernel: Kernel, function: str, data: str, op: Op, **more: str | None) -> str:
+    """Source of an activation with the mask and dtype of ``op``."""
+    nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
+    return render(f"{nisa}.activation", op=f"{nl}.{function}", data=data, **more, mask=op.mask, dtype=keyword_dtype(op))
+
+
+def tensor_scalar_call(kernel: Kernel, op: Op, data: str, op0: str, operand0: str) -> str:
+    """Source of a one-operation tensor_scalar with the mask and dtype of ``op``."""
+    nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
+    return render(
+        f"{nisa}.tensor_scalar",
+        data=data,
+        op0=f"{nl}.{op0}",
+        operand0=operand0,
+        mask=op.mask,
+        dtype=keyword_dtype(op),
+    )

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from accelopt_ray.rewrite.calls import REDUCE_OPERATION, SIGNATURES, operation_name
 from accelopt_ray.rewrite.poly import ONE, Poly
 from accelopt_ray.rewrite.regions import Argument, Buffer, Loop, Number, Op, Opaque, Ref, Space
-from accelopt_ray.rewrite.syntax import names_read
 from accelopt_ray.rewrite.values import Names
 
 ALLOCATIONS = frozenset({"nl.ndarray", "nl.zeros", "nl.full", "nl.ones", "nl.empty_like", "nl.zeros_like"})
@@ -114,7 +113,9 @@ class CallReader:
 
     def touches_buffer(self, node: ast.expr) -> bool:
         """Whether an expression names a tensor."""
-        return any(isinstance(self.names.values.get(name), Ref) for name in names_read(node))
+        about = [n.value for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in ("shape", "dtype", "ndim")]
+        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and not any(n is base for base in about)]
+        return any(isinstance(self.names.values.get(name.id), Ref) for name in names)
 
     def read(self, value: ast.expr) -> Reading | None:
         """The operation an expression stands for, or None when it is not understood."""

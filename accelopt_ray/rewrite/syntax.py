@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+_LINE_LENGTH = 120
 _ENTRY_NAMES = ("kernel", "optimized_kernel")
 
 
@@ -172,9 +173,8 @@ def _print_statement(statement: ast.stmt, indent: str, unit: str) -> Iterator[st
     elif compound and isinstance(statement, (ast.For, ast.If, ast.FunctionDef)):
         yield from (indent + line for line in _header(statement).splitlines())
     else:
-        text = ast.unparse(ast.fix_missing_locations(statement))
         comment = _trailing_comment(origin)
-        rows = text.splitlines()
+        rows = _wrapped(ast.fix_missing_locations(statement), _LINE_LENGTH - len(indent), unit)
         for number, row in enumerate(rows):
             yield indent + row + (comment if number == len(rows) - 1 else "")
         return
@@ -184,6 +184,23 @@ def _print_statement(statement: ast.stmt, indent: str, unit: str) -> Iterator[st
             if number == 1:
                 yield indent + "else:"
             yield from _print_block(block, indent + unit, unit)
+
+
+def _wrapped(statement: ast.stmt, width: int, unit: str) -> list[str]:
+    """Source of a simple statement, its outermost call broken into one argument per line when it is too long."""
+    text = ast.unparse(statement)
+    call = getattr(statement, "value", None)
+    if len(text) <= width or not isinstance(call, ast.Call) or not (call.args or call.keywords):
+        return text.splitlines()
+    inner = ast.unparse(call)
+    if not text.endswith(inner):
+        return text.splitlines()
+    arguments = [ast.unparse(argument) for argument in call.args]
+    for keyword in call.keywords:
+        value = ast.unparse(keyword.value)
+        arguments.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
+    head = f"{text[: -len(inner)]}{ast.unparse(call.func)}("
+    return [head, *(f"{unit}{argument}," for argument in arguments), ")"]
 
 
 def _header(statement: ast.stmt) -> str:

@@ -152,6 +152,8 @@ class Names:
 
     def _subscript(self, node: ast.Subscript) -> Static | None:
         base = self.evaluate(node.value)
+        if base is None and isinstance(node.value, ast.Attribute) and node.value.attr == "shape":
+            return Poly.symbol(ast.unparse(node)) if isinstance(node.slice, ast.Constant) else None
         if isinstance(base, tuple):
             index = self.poly(node.slice)
             number = index.value if index is not None else None

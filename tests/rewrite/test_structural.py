@@ -97,7 +97,7 @@ out = nl.ndarray((rows, steps), dtype=gain.dtype, buffer=nl.shared_hbm)
 for tile in nl.affine_range(rows // 128):
     g = nl.load(gain[nl.ds(tile * 128, 128), 0:steps])
     d = nl.load(drive[nl.ds(tile * 128, 128), 0:steps])
-    damped = nisa.activation(op=nl.exp, data=g, scale=-0.5)
+    damped = nisa.activation(op=nl.sigmoid, data=g, scale=-0.5)
     state = nisa.tensor_tensor_scan(damped, d, initial=0, op0=np.multiply, op1=np.add)
     nl.store(out[nl.ds(tile * 128, 128), 0:steps], value=nl.multiply(state, g))
 return out
@@ -131,7 +131,7 @@ out = nl.ndarray((64, 3072), dtype=gain.dtype, buffer=nl.shared_hbm)
 for part in nl.affine_range(1):
     g = nl.load(gain[0:64, 0:3072])
     row = nl.load(weight[0:1, 0:3072])
-    h = nisa.tensor_tensor_scan(g, row.broadcast_to((64, 3072)), initial=0, op0=np.multiply, op1=np.add)
+    h = nisa.tensor_tensor_scan(nl.sigmoid(g), row.broadcast_to((64, 3072)), initial=0, op0=np.multiply, op1=np.add)
     nl.store(out[0:64, 0:3072], value=h)
 return out
 """,
@@ -402,7 +402,7 @@ MISSES: dict[str, list[str]] = {
         # A state that is not a number, rows used in parts, a reduction over the row.
         RECURRENCE.replace("initial=0,", "initial=g[0:128, 0:1],"),
         RECURRENCE.replace(
-            "nisa.activation(op=nl.exp, data=g, scale=-0.5)",
+            "nisa.activation(op=nl.sigmoid, data=g, scale=-0.5)",
             "nisa.activation(op=nl.exp, data=g, scale=nl.max(g, axis=[1]))",
         ),
         RECURRENCE.replace("value=nl.multiply(state, g)", "value=nl.matmul(state, g)"),

@@ -8,34 +8,20 @@ import math
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.patterns import (
+    activation_call,
     activation_scale,
     decimal,
     feeder,
+    is_plain_reciprocal,
     is_zero,
     keyword_dtype,
     on_chip,
     one_operation,
     scaled,
+    tensor_scalar_call,
 )
 from accelopt_ray.rewrite.regions import Number, Op, Opaque, Ref
-from accelopt_ray.rewrite.rule import Edit, Peephole, Resource, free_size, is_column, render, same_mask
-
-
-def _activation(kernel: Kernel, function: str, data: str, op: Op, **more: str | None) -> str:
-    nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
-    return render(f"{nisa}.activation", op=f"{nl}.{function}", data=data, **more, mask=op.mask, dtype=keyword_dtype(op))
-
-
-def _tensor_scalar(kernel: Kernel, op: Op, data: str, op0: str, operand0: str) -> str:
-    nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
-    return render(
-        f"{nisa}.tensor_scalar",
-        data=data,
-        op0=f"{nl}.{op0}",
-        operand0=operand0,
-        mask=op.mask,
-        dtype=keyword_dtype(op),
-    )
+from accelopt_ray.rewrite.rule import Edit, Peephole, Resource, free_size, is_column, render
 
 
 class FactorScaledSelf(Peephole):
@@ -64,109 +50,9 @@ class FactorScaledSelf(Peephole):
             factor = 1.0 + read[2]
             if subtract:
                 factor = 1.0 - read[2] if plain == "data1" else read[2] - 1.0
-            value = _tensor_scalar(kernel, op, x.text, "multiply", decimal(factor))
+            value = tensor_scalar_call(kernel, op, x.text, "multiply", decimal(factor))
             return Edit(value, [product], details=(f"The folded constant is {decimal(factor)}.",))
         return None
-
-
-class RecogniseSilu(Peephole):
-    """``x / (1 + exp(-x))`` becomes one activation."""
-
-    id = "recognise-silu"
-    title = "Replace the exponential, add, reciprocal and multiply chain by one SiLU activation"
-    problem = "x * 1/(1 + exp(-x)) is computed in four passes although the scalar engine has this function."
-    evidence = "vector_engine_active_time_percent dominates and HBM traffic is at its minimum."
-    change = "compute activation(op=nl.silu, data=x) and delete the chain of temporaries."
-    expectation = (
-        "vector engine time drops to about zero; one scalar engine pass per tile remains, so DMA bounds the loop."
-    )
-    relieves = Resource.VECTOR
-    typical_gain = 1.35
-    keywords = ("silu", "swish", "x*sigmoid")
-
-    def match(self, kernel: Kernel, op: Op) -> Edit | None:
-        if op.kind != "tensor_tensor" or op.attrs.get("op") not in ("multiply", "divide"):
-            return None
-        pairs = [("data1", "data2")]
-        if op.attrs["op"] == "multiply":
-            pairs.append(("data2", "data1"))
-        for plain, other in pairs:
-            x = op.ref(plain)
-            chain = self._sigmoid_chain(kernel, op, other)
-            if x is None or chain is None:
-                continue
-            source, drop = chain
-            if source.same_region(x):
-                return Edit(_activation(kernel, "silu", x.text, op), drop)
-        return None
-
-    def _sigmoid_chain(self, kernel: Kernel, op: Op, operand: str) -> tuple[Ref, list[Op]] | None:
-        if op.attrs["op"] == "divide":
-            return denominator_of_sigmoid(kernel, op, operand)
-        sigmoid = feeder(kernel, op, operand, "activation")
-        if sigmoid is not None and sigmoid.attrs.get("op") == "sigmoid":
-            data = sigmoid.ref("data")
-            if data is not None and activation_scale(sigmoid) == 1.0 and is_zero(kernel, sigmoid, "bias"):
-                return data, [sigmoid]
-            return None
-        inverse = feeder(kernel, op, operand, ("reciprocal", "activation", "tensor_scalar"))
-        if inverse is None or not is_plain_reciprocal(kernel, inverse):
-            return None
-        chain = denominator_of_sigmoid(kernel, inverse, "data")
-        return (chain[0], [*chain[1], inverse]) if chain is not None else None
-
-
-class RecogniseSigmoid(Peephole):
-    """``1 / (1 + exp(-x))`` becomes one activation."""
-
-    id = "recognise-sigmoid"
-    title = "Replace the exponential, add and reciprocal chain by one sigmoid activation"
-    problem = "1/(1 + exp(-x)) is computed in three passes although the scalar engine has this function."
-    evidence = "vector_engine_active_time_percent is high."
-    change = "compute activation(op=nl.sigmoid, data=x) and delete the chain of temporaries."
-    expectation = "two passes and the slow reciprocal leave the vector engine."
-    relieves = Resource.VECTOR
-    typical_gain = 1.25
-    keywords = ("sigmoid",)
-
-    def match(self, kernel: Kernel, op: Op) -> Edit | None:
-        if not is_plain_reciprocal(kernel, op):
-            return None
-        chain = denominator_of_sigmoid(kernel, op, "data")
-        if chain is None:
-            return None
-        return Edit(_activation(kernel, "sigmoid", chain[0].text, op), chain[1])
-
-
-def is_plain_reciprocal(kernel: Kernel, op: Op) -> bool:
-    """Whether an operation computes ``1 / data`` elementwise."""
-    if op.kind == "reciprocal":
-        return True
-    if op.kind == "tensor_scalar":
-        return one_operation(op) and op.attrs["op0"] == "divide" and op.flag("reverse0") and op.number("operand0") == 1
-    if op.kind != "activation" or op.attrs.get("op") != "reciprocal":
-        return False
-    return activation_scale(op) == 1.0 and is_zero(kernel, op, "bias")
-
-
-def denominator_of_sigmoid(kernel: Kernel, user: Op, operand: str) -> tuple[Ref, list[Op]] | None:
-    """Reads ``1 + exp(-x)`` as an operand: x and the operations that compute the operand."""
-    total = feeder(kernel, user, operand, "tensor_scalar")
-    if total is None or not one_operation(total) or total.attrs["op0"] != "add" or total.number("operand0") != 1:
-        return None
-    exponential = feeder(kernel, total, "data", "activation")
-    if exponential is None or exponential.attrs.get("op") != "exp" or not is_zero(kernel, exponential, "bias"):
-        return None
-    data = exponential.ref("data")
-    if data is None or not same_mask(exponential, user):
-        return None
-    if activation_scale(exponential) == -1.0:
-        return data, [total, exponential]
-    negated = feeder(kernel, exponential, "data", "tensor_scalar")
-    read = scaled(negated)
-    if activation_scale(exponential) == 1.0 and negated is not None and read is not None and read[2] == -1.0:
-        return read[0], [total, exponential, negated]
-    return None
 
 
 class SqrtReciprocalToRsqrt(Peephole):
@@ -206,7 +92,7 @@ class SqrtReciprocalToRsqrt(Peephole):
     def _rsqrt(kernel: Kernel, root: Op, op: Op) -> str:
         scale, bias = root.args.get("scale"), root.args.get("bias")
         data = root.args["data"].text
-        return _activation(
+        return activation_call(
             kernel, "rsqrt", data, op, scale=scale.text if scale else None, bias=bias.text if bias else None
         )
 
@@ -233,7 +119,7 @@ class DivideByColumn(Peephole):
         nisa = kernel.alias("nisa")
         name = kernel.fresh("inverse")
         before = f"{name} = {nisa}.reciprocal(data={vector.text})"
-        return Edit(_tensor_scalar(kernel, op, op.args["data"].text, "multiply", name), before=[before])
+        return Edit(tensor_scalar_call(kernel, op, op.args["data"].text, "multiply", name), before=[before])
 
 
 class ScaleIntoActivation(Peephole):
@@ -274,7 +160,7 @@ class ScaleIntoActivation(Peephole):
         if text is None or op.attrs.get("reduce_op"):
             return None
         bias = op.args.get("bias")
-        value = _activation(kernel, op.attrs["op"], data.text, op, bias=bias.text if bias else None, scale=text)
+        value = activation_call(kernel, op.attrs["op"], data.text, op, bias=bias.text if bias else None, scale=text)
         return Edit(value, [product])
 
 
@@ -313,7 +199,7 @@ class BiasIntoActivation(Peephole):
             return None
         if data is None or vector is None or not is_column(vector) or is_column(data):
             return None
-        return Edit(_activation(kernel, op.attrs["op"], data.text, op, bias=vector.text, scale=scale), [total])
+        return Edit(activation_call(kernel, op.attrs["op"], data.text, op, bias=vector.text, scale=scale), [total])
 
 
 class ConstantAfterActivation(Peephole):
@@ -347,7 +233,7 @@ class ConstantAfterActivation(Peephole):
         if folded is None or not 1e-12 < folded < 1e12:
             return None
         data = function.args["data"].text
-        return Edit(_activation(kernel, name, data, op, scale=decimal(folded)), [function])
+        return Edit(activation_call(kernel, name, data, op, scale=decimal(folded)), [function])
 
 
 class ConstantThroughSum(Peephole):
@@ -381,7 +267,7 @@ class ConstantThroughSum(Peephole):
             name = kernel.fresh("scaled")
             names.append(name)
             before.append(
-                f"{name} = {_tensor_scalar(kernel, op, inner[0].text, 'multiply', decimal(inner[2] * read[2]))}"
+                f"{name} = {tensor_scalar_call(kernel, op, inner[0].text, 'multiply', decimal(inner[2] * read[2]))}"
             )
             drop.append(product)
         nisa, nl = kernel.alias("nisa"), kernel.alias("nl")
@@ -412,7 +298,7 @@ class SquareOnScalarEngine(Peephole):
         if x is None or y is None:
             return None
         if x.same_region(y):
-            return Edit(_activation(kernel, "square", x.text, op))
+            return Edit(activation_call(kernel, "square", x.text, op))
         for plain, other in ((x, "data2"), (y, "data1")):
             product = feeder(kernel, op, other, "tensor_scalar")
             read = scaled(product)
@@ -420,7 +306,7 @@ class SquareOnScalarEngine(Peephole):
                 continue
             if read[0].same_region(plain):
                 scale = decimal(math.sqrt(read[2]))
-                return Edit(_activation(kernel, "square", plain.text, op, scale=scale), [product])
+                return Edit(activation_call(kernel, "square", plain.text, op, scale=scale), [product])
         return None
 
 
@@ -444,7 +330,7 @@ class ReciprocalOnScalarEngine(Peephole):
         size = free_size(data)
         if data is None or (size is not None and size < 64) or (size is None and not self._is_wide(data)):
             return None
-        return Edit(_activation(kernel, "reciprocal", data.text, op))
+        return Edit(activation_call(kernel, "reciprocal", data.text, op))
 
     @staticmethod
     def _is_wide(data: Ref) -> bool:
@@ -518,8 +404,6 @@ class NegatedMaximum(Peephole):
 
 
 RULES = (
-    RecogniseSilu(),
-    RecogniseSigmoid(),
     FactorScaledSelf(),
     SqrtReciprocalToRsqrt(),
     DivideByColumn(),
