@@ -45,7 +45,15 @@ class Kernel:
         loops = tuple(self._loops) if space is not Space.HBM else ()
         number = next(self._ids)
         buffer = Buffer(
-            number, f"b{number}", space, tuple(shape), dtype, role, block_dims=block_dims, loops=loops, fill=fill,
+            number,
+            f"b{number}",
+            space,
+            tuple(shape),
+            dtype,
+            role,
+            block_dims=block_dims,
+            loops=loops,
+            fill=fill,
             line=number,
         )
         self.buffers[number] = buffer
@@ -83,7 +91,7 @@ class Kernel:
 
 
 def at(buffer: Buffer, *dims) -> Access:
-    """A tile: each dimension is ``(start, extent)`` for an axis or ``start`` alone; a start may be a dict of loop steps.
+    """A tile: each dimension is ``(start, extent)`` for an axis or ``start`` alone; a start may be a dict of steps.
 
     ``{loop: 128}`` stands for ``128 * index of loop``; the key None holds the constant.
     """
@@ -121,8 +129,11 @@ def elementwise(rows=8, columns=1024, passes=1, width=512, dtype="float32") -> P
             result = kernel.sbuf((128, columns), dtype)
             with kernel.loop(columns // width) as j:
                 kernel.emit(
-                    Opcode.ACTIVATION, at(result, (0, 128), ({j: width}, width)),
-                    data=at(data, (0, 128), ({j: width}, width)), scale=1.0, attributes={"op": "exp"},
+                    Opcode.ACTIVATION,
+                    at(result, (0, 128), ({j: width}, width)),
+                    data=at(data, (0, 128), ({j: width}, width)),
+                    scale=1.0,
+                    attributes={"op": "exp"},
                 )
             data = result
         kernel.store(at(y, ({i: 128}, 128), (0, columns)), tile(data))
@@ -161,8 +172,12 @@ def matmul(rows=4, depth=4, columns=2, hoisted=False, reload_rhs=False) -> Progr
                 right = kernel.sbuf((128, 512))
                 kernel.load(tile(right), at(b, ({k: 128}, 128), ({j: 512}, 512)))
                 kernel.emit(
-                    Opcode.MATMUL, tile(total), Engine.TENSOR, accumulate=True,
-                    stationary=at(left, {k: 1}, (0, 128), (0, 128)), moving=tile(right),
+                    Opcode.MATMUL,
+                    tile(total),
+                    Engine.TENSOR,
+                    accumulate=True,
+                    stationary=at(left, {k: 1}, (0, 128), (0, 128)),
+                    moving=tile(right),
                 )
             result = kernel.sbuf((128, 512))
             kernel.emit(Opcode.COPY, tile(result), src=tile(total))

@@ -6,6 +6,7 @@ therefore allow the length of one transfer.
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -29,7 +30,10 @@ def latency(program: Program) -> float:
 @settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 24), passes=st.integers(1, 5), width=st.sampled_from([256, 512, 1024]))
 def test_fewer_passes_are_never_slower(rows, passes, width):
-    assert latency(elementwise(rows, 1024, passes, width)) <= latency(elementwise(rows, 1024, passes + 1, width)) + TRANSFER_MS
+    assert (
+        latency(elementwise(rows, 1024, passes, width))
+        <= latency(elementwise(rows, 1024, passes + 1, width)) + TRANSFER_MS
+    )
 
 
 @settings(max_examples=25, deadline=None)
@@ -111,13 +115,19 @@ def test_a_fused_reduction_is_never_slower_than_a_separate_one():
             kernel.load(tile(data), at(x, ({i: 128}, 128), (0, 2048)))
             if fused:
                 kernel.emit(
-                    Opcode.ACTIVATION, (tile(result), tile(total)), data=tile(data), scale=1.0,
+                    Opcode.ACTIVATION,
+                    (tile(result), tile(total)),
+                    data=tile(data),
+                    scale=1.0,
                     attributes={"op": "exp", "reduce_op": "add"},
                 )
             else:
                 kernel.emit(Opcode.ACTIVATION, tile(result), data=tile(data), scale=1.0, attributes={"op": "exp"})
                 kernel.emit(
-                    Opcode.TENSOR_REDUCE, tile(total), Engine.VECTOR, data=tile(result),
+                    Opcode.TENSOR_REDUCE,
+                    tile(total),
+                    Engine.VECTOR,
+                    data=tile(result),
                     attributes={"op": "add", "axes": (1,)},
                 )
             kernel.store(at(y, ({i: 128}, 128), (0, 1)), tile(total))
@@ -139,8 +149,12 @@ def test_row_blocking_that_reloads_less_is_faster():
                 kernel.load(tile(right), at(b, ({k: 128}, 128), (0, 512)))
                 for total in result:
                     kernel.emit(
-                        Opcode.MATMUL, tile(total), Engine.TENSOR, accumulate=True,
-                        stationary=at(right, (0, 128), (0, 128)), moving=tile(right),
+                        Opcode.MATMUL,
+                        tile(total),
+                        Engine.TENSOR,
+                        accumulate=True,
+                        stationary=at(right, (0, 128), (0, 128)),
+                        moving=tile(right),
                     )
             for number, total in enumerate(result):
                 out = kernel.sbuf((128, 512))
@@ -187,4 +201,4 @@ def test_engines_do_one_thing_at_a_time(rows, passes):
             for start, end, lane in zip(run.timeline.start, run.timeline.end, run.timeline.engine, strict=True)
             if lane == engine
         )
-        assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in zip(spans, spans[1:], strict=False))
+        assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in itertools.pairwise(spans))

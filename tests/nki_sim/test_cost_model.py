@@ -11,7 +11,7 @@ from accelopt_ray.nki_sim.cost import DEVICES, ModelOptions, predict
 from accelopt_ray.nki_sim.cost.fusion import fuse
 from accelopt_ray.nki_sim.cost.predict import simulate
 from accelopt_ray.nki_sim.cost.rewriting import rewrite, walk_nodes
-from accelopt_ray.nki_sim.program import Engine, LoopKind, MaskTerm, Affine, Opcode, Role
+from accelopt_ray.nki_sim.program import Affine, Engine, LoopKind, MaskTerm, Opcode, Role
 
 TRN1 = DEVICES["trn1"]
 MIB = 1 << 20
@@ -55,7 +55,11 @@ class TestRepeatedWork:
             kernel.emit(Opcode.TRANSPOSE, tile(turned), Engine.TENSOR, data=tile(left))
             kernel.emit(Opcode.COPY, tile(copied), src=tile(turned))
             kernel.emit(
-                Opcode.MATMUL, tile(result), Engine.TENSOR, stationary=tile(copied), moving=tile(right),
+                Opcode.MATMUL,
+                tile(result),
+                Engine.TENSOR,
+                stationary=tile(copied),
+                moving=tile(right),
                 attributes={"high_level": True},
             )
             kernel.emit(Opcode.COPY, tile(out), src=tile(result))
@@ -97,7 +101,9 @@ class TestResidency:
         y = kernel.hbm((tiles * 128, columns), Role.OUTPUT)
         held = kernel.sbuf((tiles, 128, columns), block_dims=1)
         with kernel.loop(tiles) as i:
-            kernel.emit(Opcode.IOTA, at(held, {i: 1}, (0, 128), (0, columns)), attributes={"start": Affine(0, ((i, 1),))})
+            kernel.emit(
+                Opcode.IOTA, at(held, {i: 1}, (0, 128), (0, columns)), attributes={"start": Affine(0, ((i, 1),))}
+            )
         with kernel.loop(tiles, LoopKind.SEQUENTIAL) as j:
             kernel.store(at(y, ({j: 128}, 128), (0, columns)), at(held, {j: 1}, (0, 128), (0, columns)))
         return replace_kinds(kernel.program())
@@ -158,7 +164,9 @@ class TestRewrites:
         launch = TRN1.launch_us / 1e3
         assert predict(short).latency_ms - launch < (predict(long).latency_ms - launch) / 5
         apart = ModelOptions(merge_short_loops=False)
-        assert predict(short, options=apart).latency_ms == pytest.approx(predict(long, options=apart).latency_ms, rel=0.02)
+        assert predict(short, options=apart).latency_ms == pytest.approx(
+            predict(long, options=apart).latency_ms, rel=0.02
+        )
 
     @staticmethod
     def _columns(inner, outer):
@@ -168,8 +176,11 @@ class TestRewrites:
         kernel.load(tile(data), tile(x))
         with kernel.loop(outer) as i, kernel.loop(inner) as j:
             kernel.emit(
-                Opcode.TENSOR_REDUCE, at(out, (0, 128), ({i: inner, j: 1}, 1)), Engine.VECTOR,
-                data=at(data, (0, 128), ({i: inner, j: 1}, 3)), attributes={"op": "add", "axes": (1,)},
+                Opcode.TENSOR_REDUCE,
+                at(out, (0, 128), ({i: inner, j: 1}, 1)),
+                Engine.VECTOR,
+                data=at(data, (0, 128), ({i: inner, j: 1}, 3)),
+                attributes={"op": "add", "axes": (1,)},
             )
         kernel.store(tile(y), tile(out))
         return kernel.program()
@@ -204,13 +215,19 @@ class TestRewrites:
             data = kernel.sbuf((128, 2048))
             kernel.load(tile(data), at(x, ({i: 128}, 128), (0, 2048)))
             kernel.emit(
-                Opcode.ACTIVATION, at(middle, {i: 1, None: shift}, (0, 128), (0, 2048)), data=tile(data), scale=1.0,
+                Opcode.ACTIVATION,
+                at(middle, {i: 1, None: shift}, (0, 128), (0, 2048)),
+                data=tile(data),
+                scale=1.0,
                 attributes={"op": "exp"},
             )
         with kernel.loop(count) as j:
             result = kernel.sbuf((128, 2048))
             kernel.emit(
-                Opcode.ACTIVATION, tile(result), data=at(middle, {j: 1}, (0, 128), (0, 2048)), scale=1.0,
+                Opcode.ACTIVATION,
+                tile(result),
+                data=at(middle, {j: 1}, (0, 128), (0, 2048)),
+                scale=1.0,
                 attributes={"op": "exp"},
             )
             kernel.store(at(y, ({j: 128}, 128), (0, 2048)), tile(result))
@@ -222,11 +239,17 @@ class TestRewrites:
         z = kernel.hbm((128, 512), Role.OUTPUT)
         data, product = kernel.sbuf((128, 512)), kernel.psum((128, 512))
         kernel.load(tile(data), tile(a))
-        kernel.emit(Opcode.MATMUL, tile(product), Engine.TENSOR, stationary=at(data, (0, 128), (0, 128)), moving=tile(data))
+        kernel.emit(
+            Opcode.MATMUL, tile(product), Engine.TENSOR, stationary=at(data, (0, 128), (0, 128)), moving=tile(data)
+        )
         copied, largest = kernel.sbuf((128, 512)), kernel.sbuf((128, 1))
         kernel.emit(Opcode.COPY, tile(copied), src=tile(product))
         kernel.emit(
-            Opcode.TENSOR_REDUCE, tile(largest), Engine.VECTOR, data=tile(copied), attributes={"op": "maximum", "axes": (1,)}
+            Opcode.TENSOR_REDUCE,
+            tile(largest),
+            Engine.VECTOR,
+            data=tile(copied),
+            attributes={"op": "maximum", "axes": (1,)},
         )
         kernel.store(tile(y), tile(largest))
         kernel.store(tile(z), tile(copied))
@@ -241,7 +264,10 @@ class TestRewrites:
         kernel.emit(Opcode.LOAD, tile(turned), Engine.DMA, src=transposed(x))
         kernel.store(tile(y), tile(turned))
         assert [node.opcode for node in walk_nodes(rewrite(kernel.program(), ModelOptions()).body)] == [
-            Opcode.LOAD, Opcode.TRANSPOSE, Opcode.COPY, Opcode.STORE
+            Opcode.LOAD,
+            Opcode.TRANSPOSE,
+            Opcode.COPY,
+            Opcode.STORE,
         ]
 
 
@@ -279,7 +305,9 @@ class TestCounters:
 def transposed(buffer):
     """The whole of a two-dimensional HBM tensor with its axes swapped."""
     access = at(buffer, (0, buffer.shape[0]), (0, buffer.shape[1]))
-    swapped = tuple(replace(index, strides=tuple((1 - axis, step) for axis, step in index.strides)) for index in access.index)
+    swapped = tuple(
+        replace(index, strides=tuple((1 - axis, step) for axis, step in index.strides)) for index in access.index
+    )
     return replace(access, shape=access.shape[::-1], index=swapped)
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from cost_kernels import elementwise, matmul
 
-from accelopt_ray.nki_sim import fidelity
+from accelopt_ray.nki_sim import calibration, fidelity, measurements
 from accelopt_ray.nki_sim.cost import DEVICES, device_constants, predict
 from accelopt_ray.nki_sim.cost.constants import load_device_profile, save_device_profile
-from accelopt_ray.nki_sim.fidelity import MeasuredKernel, Measurement
+from accelopt_ray.nki_sim.measurements import MeasuredKernel, Measurement
 from accelopt_ray.outcome import UserError
 
 TRN1 = DEVICES["trn1"]
@@ -52,7 +52,7 @@ def programs():
 
 class TestPublished:
     def test_the_fourteen_profiles_are_in_the_package(self):
-        published = fidelity.published_measurements()
+        published = measurements.published_measurements()
         assert len(published) == 14
         assert published["bmm"].latency_ms == 4.610889
         assert published["matmul"].counters["hbm_read_bytes"] == 9059762176
@@ -60,7 +60,7 @@ class TestPublished:
 
     def test_every_published_counter_has_a_prediction_of_the_same_name(self):
         predicted = set(predict(matmul()).counters)
-        names = {name for entry in fidelity.published_measurements().values() for name in entry.counters}
+        names = {name for entry in measurements.published_measurements().values() for name in entry.counters}
         assert names <= predicted
 
 
@@ -113,7 +113,7 @@ class TestMeasuredFile:
             "name,task,kernel,entry,inputs,latency_ms,hbm_read_bytes\n"
             'mine,doubling,double.py,double,"float32[128,512]",0.02,262144\n',
         )
-        (kernel,) = fidelity.measured_file(path)
+        (kernel,) = measurements.measured_file(path)
         assert (kernel.name, kernel.task, kernel.measurement.latency_ms) == ("mine", "doubling", 0.02)
         assert fidelity.compare([kernel]).within("hbm_read_bytes", 0.0) == (1, 1)
 
@@ -125,8 +125,14 @@ class TestMeasuredFile:
             ('kernel,entry,inputs,latency_ms,speed\ndouble.py,double,"float32[1,1]",1,2\n', "unknown column 'speed'"),
             ('kernel,entry,inputs,latency_ms\nnone.py,double,"float32[1,1]",1\n', "line 2: cannot read the kernel"),
             ('kernel,entry,inputs,latency_ms\ndouble.py,double,"fast[",1\n', "line 2: 'fast\\[' is neither"),
-            ('kernel,entry,inputs,latency_ms\ndouble.py,double,"float32[128,512]",-1\n', "positive number of milliseconds"),
-            ('kernel,entry,inputs,latency_ms\ndouble.py,double,"float32[128,512]",1us\n', "'1us' of latency_ms is not a number"),
+            (
+                'kernel,entry,inputs,latency_ms\ndouble.py,double,"float32[128,512]",-1\n',
+                "positive number of milliseconds",
+            ),
+            (
+                'kernel,entry,inputs,latency_ms\ndouble.py,double,"float32[128,512]",1us\n',
+                "'1us' of latency_ms is not a number",
+            ),
             (
                 "kernel,entry,inputs,latency_ms,vector_engine_active_time_percent\n"
                 'double.py,double,"float32[128,512]",1,71.6\n',
@@ -136,22 +142,22 @@ class TestMeasuredFile:
     )
     def test_mistakes_are_named_in_one_line(self, tmp_path, text, message):
         with pytest.raises(UserError, match=message) as caught:
-            fidelity.measured_file(self._write(tmp_path, text))
+            measurements.measured_file(self._write(tmp_path, text))
         assert "\n" not in str(caught.value)
 
     def test_a_missing_file_is_named(self, tmp_path):
         with pytest.raises(UserError, match="cannot read the measurements"):
-            fidelity.measured_file(tmp_path / "nowhere.csv")
+            measurements.measured_file(tmp_path / "nowhere.csv")
 
     def test_inputs(self):
-        assert fidelity.parse_inputs("float32[4096, 1024]; 1e-5 ;3") == [((4096, 1024), "float32"), 1e-5, 3]
+        assert measurements.parse_inputs("float32[4096, 1024]; 1e-5 ;3") == [((4096, 1024), "float32"), 1e-5, 3]
 
 
 class TestRefitting:
     def test_calibration_finds_a_slower_memory(self, programs):
         slower = replace(TRN1, dma_bytes_per_us=0.9 * TRN1.dma_bytes_per_us)
         kernels = measured(programs, slower)
-        fitted = fidelity.calibrate(kernels, TRN1, "mine")
+        fitted = calibration.calibrate(kernels, TRN1, "mine")
         assert fitted.dma_bytes_per_us == pytest.approx(slower.dma_bytes_per_us)
         assert fidelity.compare(kernels, fitted).worst_error < 0.02 < fidelity.compare(kernels, TRN1).worst_error
         assert fitted.name == "mine"
@@ -159,7 +165,7 @@ class TestRefitting:
         assert fitted.sources["tensor_ghz"] == TRN1.sources["tensor_ghz"]
 
     def test_calibration_of_a_perfect_model_changes_nothing(self, programs):
-        fitted = fidelity.calibrate(measured(programs), TRN1)
+        fitted = calibration.calibrate(measured(programs), TRN1)
         assert replace(fitted, name="trn1", sources=TRN1.sources) == TRN1
 
     def test_held_out_errors_do_not_use_the_held_out_task(self, programs):
@@ -170,19 +176,19 @@ class TestRefitting:
             else kernel
             for kernel in kernels
         ]
-        errors = fidelity.leave_one_task_out(slow_products).errors
+        errors = calibration.leave_one_task_out(slow_products).errors
         assert set(errors) == set(programs)
         assert errors["product"] == pytest.approx(1 / 1.3 - 1, abs=0.03)
 
     def test_a_single_task_cannot_be_held_out(self, programs):
         with pytest.raises(UserError, match="two tasks"):
-            fidelity.leave_one_task_out(measured({"small": programs["small"]}))
+            calibration.leave_one_task_out(measured({"small": programs["small"]}))
 
     def test_ablation_names_every_rule(self, programs):
-        table = fidelity.ablate(measured(programs))
+        table = calibration.ablate(measured(programs))
         assert table[0].rule == "full model"
         assert table[0].latency_error == pytest.approx(0, abs=1e-9)
-        assert {entry.rule for entry in table[1:]} == set(fidelity.ABLATIONS)
+        assert {entry.rule for entry in table[1:]} == set(calibration.ABLATIONS)
         without = {entry.rule: entry for entry in table}
         assert without["no deduplication or hoisting"].hbm_error > 0.1
         assert all(math.isfinite(entry.latency_error) for entry in table)

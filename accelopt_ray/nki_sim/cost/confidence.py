@@ -17,16 +17,16 @@ BASE = 0.15
 UNCALIBRATED = 0.35
 SHORT_RUN_BYTES = 512
 SMALL_ELEMENTS = 64
+CROWDED = 0.75
+"""Share of SBUF in use beyond which large tiles make residency a close call."""
 
 
-def confidence(
-    program: Program, events: Events, steps: Steps, timeline: Timeline, device: DeviceConstants
-) -> float:
+def confidence(program: Program, events: Events, steps: Steps, timeline: Timeline, device: DeviceConstants) -> float:
     """Relative half-width of a latency prediction.
 
     The calibration kernels are fp32, built of full tiles, with instructions of 128 to 512 elements per partition and
     DMA runs of at least 512 bytes, none on GpSimd. Each departure adds to the width in proportion to the share of time
-    it concerns; SBUF pieces above an eighth of its size add when something is evicted, because what stays resident then
+    it concerns; SBUF pieces above an eighth of its size add when it is nearly full, because what stays resident then
     flips with small changes.
 
     Args:
@@ -64,11 +64,10 @@ def confidence(
     if total > 0:
         width += 0.6 * small / total + 0.3 * narrow / total + 0.4 * gpsimd / total + 0.4 * short / total
     moved = steps.spill_save_bytes + steps.spill_reload_bytes + steps.reissued_bytes
-    if moved and steps.largest_unit_bytes * 8 > device.sbuf_bytes:
+    crowded = moved > 0 or steps.peak_bytes > CROWDED * device.sbuf_bytes
+    if crowded and steps.largest_unit_bytes * 8 > device.sbuf_bytes:
         width += 0.25
     busiest = max(timeline.busy_us[: len(ENGINE_NAMES)], default=0.0)
     if busiest > 0 and timeline.total_us > 1.6 * busiest:
         width += 0.1  # dependence stalls dominate, and their model is the coarsest part
     return round(width, 3)
-
-

@@ -240,9 +240,7 @@ class Pricer:
             attributes.get(f"op{number}") == "divide" and bool(attributes.get(f"reverse{number}")) for number in (0, 1)
         )
 
-    def _elementwise_tally(
-        self, instruction: Instruction, inputs: list[Access], free: object, clipped: int
-    ) -> Tally:
+    def _elementwise_tally(self, instruction: Instruction, inputs: list[Access], free: object, clipped: int) -> Tally:
         assert callable(free)
         counts = {Space.SBUF: [0, 0], Space.PSUM: [0, 0], Space.HBM: [0, 0]}
         # The profiler does not count the SBUF side of tensor_tensor and scan.

@@ -57,9 +57,7 @@ class _Fuser:
             fused = replace(producer, body=(*producer.body, *renamed))
             between = current[first + 1 : second]
             current = [*current[:first], *between, fused, *current[second + 1 :]]
-        return tuple(
-            replace(node, body=self.nodes(node.body)) if isinstance(node, Loop) else node for node in current
-        )
+        return tuple(replace(node, body=self.nodes(node.body)) if isinstance(node, Loop) else node for node in current)
 
     def _rename_buffers(self, old: int, new: int) -> None:
         for number, buffer in self.buffers.items():
@@ -112,9 +110,9 @@ class _Fuser:
 
 
 def _conflict(first: _Effects, second: _Effects) -> bool:
-    return any(
-        buffer in second.reads or buffer in second.writes for buffer in first.writes
-    ) or any(buffer in second.writes for buffer in first.reads)
+    return any(buffer in second.reads or buffer in second.writes for buffer in first.writes) or any(
+        buffer in second.writes for buffer in first.reads
+    )
 
 
 def _same_iteration(writes: list[Access], a: int, reads: list[Access], b: int, shape: tuple[int, ...]) -> bool:

@@ -191,9 +191,7 @@ class Pieces:
         return AccessPlan(access.buffer, constant, terms, tuple(offsets), exact, flat_position(access))
 
 
-def _place(
-    buffer: Buffer, uses: list[Access], trips: Mapping[int, int], base: int, sub_tile_units: bool
-) -> Placement:
+def _place(buffer: Buffer, uses: list[Access], trips: Mapping[int, int], base: int, sub_tile_units: bool) -> Placement:
     on_chip = buffer.space is not Space.HBM
     partition_dim = buffer.block_dims if on_chip else -1
     whole = any(use.view_shape != buffer.shape for use in uses)

@@ -13,10 +13,10 @@ from accelopt_ray.nki_sim.cost.constants import DeviceConstants, device_constant
 from accelopt_ray.nki_sim.cost.counters import count
 from accelopt_ray.nki_sim.cost.engines import Pricer
 from accelopt_ray.nki_sim.cost.explain import explain
+from accelopt_ray.nki_sim.cost.fusion import fuse
 from accelopt_ray.nki_sim.cost.options import ModelOptions
 from accelopt_ray.nki_sim.cost.pieces import Pieces
 from accelopt_ray.nki_sim.cost.residency import Steps, allocate
-from accelopt_ray.nki_sim.cost.fusion import fuse
 from accelopt_ray.nki_sim.cost.rewriting import rewrite
 from accelopt_ray.nki_sim.cost.schedule import Timeline, schedule
 from accelopt_ray.nki_sim.cost.stream import unroll
@@ -129,15 +129,44 @@ def _summarise(simulation: Simulation) -> Prediction:
     return Prediction(
         latency_ms=simulation.latency_us / US_PER_MS,
         counters=count(
-            simulation.program, simulation.events, simulation.steps, simulation.timeline, simulation.device,
+            simulation.program,
+            simulation.events,
+            simulation.steps,
+            simulation.timeline,
+            simulation.device,
             simulation.latency_us,
         ),
         confidence=confidence(
-            simulation.program, simulation.events, simulation.steps, simulation.timeline, simulation.device),
+            simulation.program, simulation.events, simulation.steps, simulation.timeline, simulation.device
+        ),
         explanation=explain(
-            simulation.program, simulation.events, simulation.steps, simulation.timeline, simulation.device,
+            simulation.program,
+            simulation.events,
+            simulation.steps,
+            simulation.timeline,
+            simulation.device,
             simulation.latency_us,
         ),
     )
 
 
+PAIRWISE_SHARE = 0.25
+"""Part of a prediction's half-width that does not cancel between two variants of one task, which share most errors."""
+
+
+def faster(first: Prediction, second: Prediction) -> bool | None:
+    """Whether the first of two variants of one task is predicted to be faster.
+
+    Args:
+        first: Prediction of one variant.
+        second: Prediction of the other.
+
+    Returns:
+        True or False, or None for no predicted difference: the latencies lie closer together than the model can tell
+        apart.
+    """
+    margin = PAIRWISE_SHARE * max(first.confidence, second.confidence)
+    ratio = first.latency_ms / second.latency_ms
+    if 1.0 / (1.0 + margin) <= ratio <= 1.0 + margin:
+        return None
+    return ratio < 1.0

@@ -114,16 +114,16 @@ class _Rewriter:
                 for copy, source in evicted.items()
                 if copy.buffer not in written and source.buffer not in written
             }
-            source = node.operands.get("src")
+            copied = node.operands.get("src")
             if (
                 node.opcode is Opcode.COPY
-                and isinstance(source, Access)
+                and isinstance(copied, Access)
                 and not node.mask
-                and source.shape == node.outputs[0].shape
-                and self.buffers[source.buffer].space is Space.PSUM
-                and self.buffers[source.buffer].dtype == self.buffers[node.outputs[0].buffer].dtype
+                and copied.shape == node.outputs[0].shape
+                and self.buffers[copied.buffer].space is Space.PSUM
+                and self.buffers[copied.buffer].dtype == self.buffers[node.outputs[0].buffer].dtype
             ):
-                evicted[node.outputs[0]] = source
+                evicted[node.outputs[0]] = copied
             result.append(node)
         return self._write_to_psum(result)
 
@@ -194,12 +194,20 @@ class _Rewriter:
         inner = (*loops, loop)
         temporary = self._temporary(Space.PSUM, (rows, chunk), "float32", inner, "broadcast")
         matmul = replace(
-            node, engine=Engine.TENSOR, outputs=(whole_tile(temporary.id, (rows, chunk)),),
-            operands={"src": _columns(source, loop, chunk)}, attributes={"broadcast": out.buffer}, mask=(),
+            node,
+            engine=Engine.TENSOR,
+            outputs=(whole_tile(temporary.id, (rows, chunk)),),
+            operands={"src": _columns(source, loop, chunk)},
+            attributes={"broadcast": out.buffer},
+            mask=(),
         )
         copy = replace(
-            node, opcode=Opcode.COPY, engine=Engine.ANY, outputs=(_columns(out, loop, chunk),),
-            operands={"src": whole_tile(temporary.id, (rows, chunk))}, attributes={"broadcast": out.buffer},
+            node,
+            opcode=Opcode.COPY,
+            engine=Engine.ANY,
+            outputs=(_columns(out, loop, chunk),),
+            operands={"src": whole_tile(temporary.id, (rows, chunk))},
+            attributes={"broadcast": out.buffer},
         )
         return [Loop(loop, columns // chunk, LoopKind.AFFINE, (matmul, copy), node.line)]
 
@@ -237,7 +245,9 @@ class _Rewriter:
         rows, columns = out.shape
         raw = self._temporary(Space.SBUF, (columns, rows), dtype, loops, "untransposed")
         swapped = replace(
-            source, shape=(columns, rows), index=tuple(
+            source,
+            shape=(columns, rows),
+            index=tuple(
                 replace(
                     index,
                     strides=tuple(sorted((1 - axis, stride) for axis, stride in index.strides)),
@@ -248,8 +258,11 @@ class _Rewriter:
         )
         load = replace(node, outputs=(whole_tile(raw.id, (columns, rows)),), operands={"src": swapped}, mask=())
         transpose = replace(
-            node, opcode=Opcode.TRANSPOSE, engine=Engine.TENSOR,
-            operands={"data": whole_tile(raw.id, (columns, rows))}, attributes={},
+            node,
+            opcode=Opcode.TRANSPOSE,
+            engine=Engine.TENSOR,
+            operands={"data": whole_tile(raw.id, (columns, rows))},
+            attributes={},
         )
         return [load, *self._transpose(transpose, loops)]
 
@@ -278,7 +291,8 @@ class _Rewriter:
         for buffer_id in inside:
             buffer = self.buffers[buffer_id]
             self.buffers[buffer_id] = replace(
-                buffer, shape=(*buffer.shape, loop.trips),
+                buffer,
+                shape=(*buffer.shape, loop.trips),
                 loops=tuple(other for other in buffer.loops if other != loop.id),
             )
         return tuple(widened)
@@ -289,9 +303,7 @@ class _Rewriter:
         if any(isinstance(value, Affine) and value.terms for value in node.attributes.values()):
             return False
         out = node.outputs[0]
-        varies = out.buffer in inside or any(
-            term[0] == loop.id for index in out.index for term in index.start.terms
-        )
+        varies = out.buffer in inside or any(term[0] == loop.id for index in out.index for term in index.start.terms)
         if not varies:
             return False
         for access in accesses_of(node):
@@ -302,9 +314,7 @@ class _Rewriter:
                 return False
             partition = self.buffers[access.buffer].block_dims
             if space is not Space.HBM and any(
-                term[0] == loop.id
-                for index in access.index[: partition + 1]
-                for term in index.start.terms
+                term[0] == loop.id for index in access.index[: partition + 1] for term in index.start.terms
             ):
                 return False
             width = math.prod(access.shape[1:])

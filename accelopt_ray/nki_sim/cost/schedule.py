@@ -131,8 +131,10 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
     lane_free = [0.0] * 5
     lane_last = [-1] * 5
     gaps: list[list[tuple[float, float]]] = [[] for _ in range(5)]
-    shortest = [min((duration[op] for op in set(steps.op) if op >= 0 and lane[op] == engine), default=0.0)
-                for engine in range(5)]  # no instruction fits into a shorter gap
+    shortest = [
+        min((duration[op] for op in set(steps.op) if op >= 0 and lane[op] == engine), default=0.0)
+        for engine in range(5)
+    ]  # no instruction fits into a shorter gap
     sbuf_free: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_bytes)]
     reserve: list[tuple[float, int, int]] = [(0.0, -1, device.sbuf_reserve_bytes)]
     psum_free: list[tuple[float, int, int]] = [(0.0, -1, device.psum_bytes)]
@@ -183,7 +185,7 @@ def schedule(events: Events, steps: Steps, device: DeviceConstants, options: Mod
             for storage in event_reads[reference]:
                 time = available[storage]
                 other = writer_lane[storage]
-                if other != engine and other != DMA:
+                if other not in (engine, DMA):
                     time += semaphore
                 if time > ready:
                     ready, cause = time, writer_step[storage]

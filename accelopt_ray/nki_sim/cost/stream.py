@@ -160,9 +160,7 @@ class _Unroller:
                 self._visit(node.body, (*loops, node), offset, (*strides, size))
                 offset += size * node.trips
             else:
-                positions = _grid(
-                    offset, {loop.id: stride for loop, stride in zip(loops, strides, strict=True)}, loops
-                )
+                positions = _grid(offset, {loop.id: stride for loop, stride in zip(loops, strides, strict=True)}, loops)
                 self._instruction(node, loops, positions)
                 offset += 1
 
@@ -202,9 +200,7 @@ class _Unroller:
     ) -> Integers | None:
         affines = [plan.position for plan in (*plans_in, *plans_out) if not plan.exact]
         affines += [value for value in node.attributes.values() if isinstance(value, Affine)]
-        affines += [
-            value.start for value in node.attributes.values() if isinstance(value, MaskTerm)
-        ]
+        affines += [value.start for value in node.attributes.values() if isinstance(value, MaskTerm)]
         if node.opcode is Opcode.LOAD:
             source = node.operands["src"]
             assert isinstance(source, Access)

@@ -58,8 +58,7 @@ def hoisting_blocked(stream: Stream, events: Events, steps: Steps) -> set[int]:
     nests = {
         operation.loops[0]
         for op, misses in steps.misses.items()
-        if (operation := stream.operations[op]).loops
-        and misses > THRASHING_FACTOR * loaded[op]
+        if (operation := stream.operations[op]).loops and misses > THRASHING_FACTOR * loaded[op]
     }
     as_written = {
         number for number, operation in enumerate(stream.operations) if operation.loops and operation.loops[0] in nests

@@ -167,9 +167,7 @@ def _rewritten_buffers(stream: Stream) -> set[int]:
     }
 
 
-def _fill_operations(
-    stream: Stream, program: Program, pricer: Pricer, operations: list[Operation]
-) -> dict[int, int]:
+def _fill_operations(stream: Stream, program: Program, pricer: Pricer, operations: list[Operation]) -> dict[int, int]:
     """A memset operation for each SBUF buffer that starts with a value; PSUM starts accumulating without one."""
     fillers: dict[int, int] = {}
     assert stream.pieces is not None
@@ -189,9 +187,7 @@ def _memset(buffer: Buffer, unit_bytes: int) -> Instruction:
     itemsize = {"float32": 4, "int32": 4, "uint32": 4, "tfloat32": 4}.get(buffer.dtype, 2)
     shape = (rows, max(1, unit_bytes // itemsize))
     tile = Access(buffer.id, shape, (DimIndex(strides=((0, 1),)), DimIndex(strides=((1, 1),))), shape)
-    return Instruction(
-        -1, Opcode.MEMSET, Engine.ANY, (tile,), {}, {"value": buffer.fill}, line=buffer.line
-    )
+    return Instruction(-1, Opcode.MEMSET, Engine.ANY, (tile,), {}, {"value": buffer.fill}, line=buffer.line)
 
 
 def _drop_unused(events: Events) -> Events:
