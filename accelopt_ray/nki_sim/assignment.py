@@ -9,7 +9,7 @@ from accelopt_ray.nki_sim import errors, operators
 from accelopt_ray.nki_sim.builder import Record, current
 from accelopt_ray.nki_sim.lowering import binary, broadcast_to, fresh, mask_for, new_tile, number, result_dtype
 from accelopt_ray.nki_sim.program import Engine, Opcode, Space
-from accelopt_ray.nki_sim.symbolic import Index, as_index, broadcast_shapes
+from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, OnlyIndex, as_index, broadcast_shapes
 from accelopt_ray.nki_sim.tile import Tensor, require_tile
 
 
@@ -130,22 +130,28 @@ def in_place(op: str, destination: Tensor, other: Any) -> Tensor:
     return destination
 
 
+def _loop_of(entry: Any) -> LoopVariable:
+    """The loop that an index belongs to."""
+    index = as_index(entry)
+    if isinstance(entry, OnlyIndex):
+        loop = entry.loop
+    elif index is not None and len(index.terms) == 1:
+        loop = next(iter(index.terms))
+    elif index is not None and index.is_constant:
+        raise errors.unsupported("nl.loop_reduce over an unrolled loop")
+    else:
+        raise errors.compile_error("loop_indices of 'loop_reduce' must be indices of enclosing loops")
+    if not loop.open:
+        raise errors.local_variable_out_of_scope(loop.name)
+    return loop
+
+
 def loop_reduce(x: Any, op: str, loop_indices: Any, *, dtype: Any, mask: Any) -> Tensor:
     """Combines ``x`` over iterations of the listed loops in the destination."""
     tile = require_tile(x, "x", "loop_reduce")
     builder = current()
     given = loop_indices if isinstance(loop_indices, (list, tuple)) else [loop_indices]
-    loops = []
-    for entry in given:
-        index = as_index(entry)
-        if index is None or len(index.terms) != 1:
-            if index is not None and index.is_constant:
-                raise errors.unsupported("nl.loop_reduce over an unrolled loop")
-            raise errors.compile_error("loop_indices of 'loop_reduce' must be indices of enclosing loops")
-        loop = next(iter(index.terms))
-        if not loop.open:
-            raise errors.local_variable_out_of_scope(loop.name)
-        loops.append(loop)
+    loops = [_loop_of(entry) for entry in given]
     name, explicit = result_dtype(dtype, tile.buffer.dtype, "loop_reduce")
     out = new_tile(tile.shape, name, outside=loops)
     record = builder.emit(

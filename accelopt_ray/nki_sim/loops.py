@@ -9,7 +9,7 @@ from typing import Any
 from accelopt_ray.nki_sim import builder as tracing
 from accelopt_ray.nki_sim import errors
 from accelopt_ray.nki_sim.program import LoopKind
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Index, as_int
+from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Index, OnlyIndex, as_int
 from accelopt_ray.nki_sim.tile import Tensor
 
 
@@ -97,7 +97,7 @@ def _symbolic(loop: LoopRange, kind: LoopKind, name: str, site: tuple[int, int])
     body = builder.body
     try:
         if len(values) == 1:
-            yield values[0]
+            yield OnlyIndex(values[0], variable)
         else:
             yield Index(values.start, {variable: values.step})
     except GeneratorExit:

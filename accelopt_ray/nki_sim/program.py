@@ -61,7 +61,8 @@ class Opcode(StrEnum):
     ``outputs[0]``. Tile axis 0 is the partition axis on chip.
     """
 
-    LOAD = "load"  # src (HBM) -> out (SBUF)
+    # src (HBM) -> out (SBUF); attribute transpose?: the DMA exchanges the two axes (src is given as out sees it)
+    LOAD = "load"
     STORE = "store"  # src (SBUF or PSUM) -> out (HBM)
     DMA_COPY = "dma_copy"  # src -> out, any spaces; attribute rmw_op?
     # stationary (K, M), moving (K, N) -> out (M, N) in PSUM. Attributes is_transpose, is_stationary_onezero,

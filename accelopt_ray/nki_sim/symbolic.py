@@ -45,6 +45,21 @@ class LoopVariable:
     open: bool = True
 
 
+class OnlyIndex(int):
+    """The index of a loop of one iteration: a number that still knows its loop.
+
+    Attributes:
+        loop: That loop.
+    """
+
+    loop: LoopVariable
+
+    def __new__(cls, value: int, loop: LoopVariable) -> OnlyIndex:
+        index = super().__new__(cls, value)
+        index.loop = loop
+        return index
+
+
 class ConcreteLoopsNeeded(BaseException):
     """The kernel needs the value of a loop index.
 

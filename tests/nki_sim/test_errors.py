@@ -322,6 +322,10 @@ def test_the_line_is_the_kernels_own() -> None:
 @pytest.mark.parametrize(
     ("call", "name"),
     [
+        (
+            "for i in nl.static_range(2):\n    nl.loop_reduce(nl.load(x), np.add, [i])",
+            "nl.loop_reduce over an unrolled loop",
+        ),
         ("nl.no_such_function(x)", "neuronxcc.nki.language.no_such_function"),
         ("nisa.sendrecv(x)", "neuronxcc.nki.isa.sendrecv"),
         ("nki.simulate_kernel(x)", "neuronxcc.nki.simulate_kernel"),
@@ -368,6 +372,30 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
         ("for a in nl.load(x):\n    pass", "iterating over a tensor is not supported"),
         ("np.asarray(nl.load(x))", "the value of a tensor is not known while the kernel is compiled"),
         ("np.exp(nl.load(x))", "TypeError"),
+        ("nl.bitwise_and(nl.load(x), 1)", "bitvec op operand of 'bitwise_and' dtype 'float32' must be integer"),
+        (
+            "nisa.tensor_scalar(nl.load(x, dtype=nl.int32), nl.add, 1, op1=nl.bitwise_and, operand1=3)",
+            "must both be bitvec operations or both be arithmetic",
+        ),
+        (
+            "nisa.tensor_reduce(np.add, nl.load(x.reshape((128, 8, 64))), axis=[1])",
+            "must be the last contiguous free dimensions",
+        ),
+        ("nisa.bn_stats(nl.zeros((128, 513), dtype=nl.float32))", "exceed architecture limitation of 512."),
+        ("nisa.max8(src=nl.load(x[:, 0:7]))", "has 7 elements per partition, but must be between 8 and 16384"),
+        (
+            "p = nisa.nc_matmul(nl.load(x[:, 0:128]), nl.load(x))\nnisa.tensor_tensor(p, p, op=nl.add)",
+            "'data1' and 'data2' of 'tensor_tensor' cannot both be in address space 'psum'",
+        ),
+        (
+            "nl.load(x, dtype=nl.int32)\nnisa.nc_matmul(nl.load(x, dtype=nl.int32)[:, 0:64], nl.load(x))",
+            "has dtype 'int32'",
+        ),
+        (
+            "nisa.activation(op=nl.exp, data=nl.load(x), reduce_cmd='often')",
+            "reduce_cmd of 'activation' must be one of",
+        ),
+        ("nl.loop_reduce(nl.load(x), op=np.add, loop_indices=['i'])", "must be indices of enclosing loops"),
         ("float(nl.load(x))", "the value of a tensor is not known while the kernel is compiled"),
         (
             "nisa.range_select(on_true_tile=nl.load(x), comp_op0=np.less, comp_op1=np.less, bound0=0, bound1=0)",

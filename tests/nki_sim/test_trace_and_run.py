@@ -335,6 +335,18 @@ def test_loop_reduce_combines_iterations() -> None:
         check(body, expected[:, None], x, out="(128, 1)", rtol=1e-4)
 
 
+def test_loop_reduce_over_one_iteration() -> None:
+    body = """
+    best = nl.ndarray((nl.par_dim(128), 1), dtype=nl.float32, buffer=nl.sbuf)
+    for i in nl.affine_range(1):
+        for j in nl.affine_range(2):
+            part = nisa.tensor_reduce(np.max, nl.load(x[:, i * 64 + j * 32:i * 64 + j * 32 + 32]), axis=[1])
+            best[...] = nl.loop_reduce(part, op=np.max, loop_indices=[i, j])
+    nl.store(out, best)
+    """
+    check(body, _X.max(1, keepdims=True), _X, out="(128, 1)")
+
+
 def test_the_result_of_loop_reduce_outlives_its_loop() -> None:
     x = _RNG.normal(size=(128, 256)).astype(np.float32)
     body = """
