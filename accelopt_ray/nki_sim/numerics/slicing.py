@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from accelopt_ray.nki_sim.numerics.dependence import choose_batched_loops
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.execute import Executable
+from accelopt_ray.nki_sim.numerics.forwarding import forward_loads
 from accelopt_ray.nki_sim.numerics.geometry import Interval, Nest, Statement, tile_range, touches
 from accelopt_ray.nki_sim.program import Access, Buffer, Loop, Node, Program
 
@@ -295,6 +296,7 @@ def run_slice(
             not 0 <= low < high <= extent for (low, high), extent in zip(region.bounds, shape, strict=False)
         ):
             raise NumericsError(f"region {region} does not lie within result {region.output}")
+    program = forward_loads(program)
     nest = Nest(program)
     batching = choose_batched_loops(nest, only_contractions=True)
     demand = Demand(nest, batching.loops, regions)
