@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from accelopt_ray.nki_sim.program import Access, Affine, Buffer, DimIndex, Instruction, Loop, Program, Space
 
-MAX_PIECES_PER_DIM = 64
+MAX_PIECES_PER_DIM = 256
 MAX_PIECES_PER_TILE = 256
 
 ITEM_BYTES: Mapping[str, int] = {
