@@ -55,7 +55,7 @@ def affine_select(
         pred = Condition((Index(0 if pred else -1),))
     if not isinstance(pred, Condition):
         raise errors.unsupported_mask_expression()
-    return mathematics.affine_select(pred, tile, on_false_value, dtype=dtype, mask=mask, api="affine_select")
+    return mathematics.affine_select_tile(pred, tile, on_false_value, dtype=dtype, mask=mask, api="affine_select")
 
 
 def select_reduce(

@@ -202,7 +202,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
         fill = lowering.number(y)
         if fill is None:
             raise errors.unsupported("nl.where with an index condition and a tile as 'y'")
-        return affine_select(condition, require_tile(x, "x", "where"), fill, dtype=dtype, mask=mask, api="where")
+        return affine_select_tile(condition, require_tile(x, "x", "where"), fill, dtype=dtype, mask=mask, api="where")
     predicate = require_tile(condition, "condition", "where")
     operands: dict[str, Any] = {}
     shape = predicate.shape
@@ -241,7 +241,9 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
     return lowering.fresh(out, record, explicit)
 
 
-def affine_select(condition: Condition, on_true: Tensor, on_false: Any, *, dtype: Any, mask: Any, api: str) -> Tensor:
+def affine_select_tile(
+    condition: Condition, on_true: Tensor, on_false: Any, *, dtype: Any, mask: Any, api: str
+) -> Tensor:
     """``on_true`` where an affine condition over the tile's axes holds, else a number; one instruction per term."""
     fill = lowering.number(on_false)
     if fill is None:

@@ -125,13 +125,22 @@ class _Allocator:
         return spaces.MemorySpace(str(self._space))
 
 
+#: What the modules define for each other, not for kernels.
+_INTERNAL = {
+    "AllocatedSpace", "FUNCTIONS", "MemorySpace", "PSUM_BYTES", "ParDim", "SBUF_USABLE_BYTES", "affine_select_tile",
+    "reduce_destination", "resolve_shape",
+}  # fmt: skip
+
+
 def _public(*sources: ModuleType) -> dict[str, Any]:
     """What modules of the simulator define themselves, by name."""
     found = {}
     for source in sources:
         for name, value in vars(source).items():
             home = getattr(value, "__module__", source.__name__)
-            if name.startswith("_") or isinstance(value, ModuleType) or home not in (source.__name__, dtypes.__name__):
+            if name.startswith("_") or name in _INTERNAL or isinstance(value, ModuleType):
+                continue
+            if home not in (source.__name__, dtypes.__name__):
                 continue
             found[name] = value
     return found
@@ -155,7 +164,7 @@ def build() -> dict[str, ShimModule]:
             "affine_range": loops.affine_range,
             "sequential_range": loops.sequential_range,
             "static_range": loops.static_range,
-            "bool_": spaces.bool_,
+            "bool": spaces.bool_,
         },
     )
     engines = {f"{engine.value}_engine": engine for engine in Engine if engine is not Engine.ANY}

@@ -71,3 +71,12 @@ def test_few_names_are_missing() -> None:
         "nisa.sequence_bounds",
         "nl.gather_flattened",
     }
+
+
+def test_the_documentation_lists_the_names_that_kernels_may_use() -> None:
+    page = (_HERE.parents[1] / "docs" / "nki_front_end.md").read_text()
+    for prefix, module in _MODULES.items():
+        text = re.search(rf"^- `{prefix}`: (.*?)\.\n(?=- |\n)", page, re.MULTILINE | re.DOTALL)
+        assert text is not None
+        listed = {name.strip() for name in text.group(1).replace("\n", " ").split(",")}
+        assert listed == {name for name in vars(build()[module]) if not name.startswith("_")}
