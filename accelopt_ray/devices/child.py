@@ -23,7 +23,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import select
+import selectors
 import shutil
 import signal
 import socket
@@ -88,6 +88,7 @@ class ChildTask:
         import_paths: Folders to add to the worker's ``sys.path``.
         readable: Paths a confined worker may read besides Python itself.
         max_answer_bytes: Longest answer that is accepted.
+        mapped_bytes: Files that the target will map, which do not count as its memory.
     """
 
     target: str
@@ -96,6 +97,7 @@ class ChildTask:
     import_paths: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
     max_answer_bytes: int = 256 << 20
+    mapped_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class _Supervision:
         confined = self._task.confined
         cpu_s = int(self._limits.timeout_s * (1 if confined else os.cpu_count() or 1)) + 5
         resources: list[tuple[str, int]] = [
-            ("RLIMIT_AS", self._limits.memory_bytes + _launcher_address_space()),
+            ("RLIMIT_AS", self._limits.memory_bytes + self._task.mapped_bytes + _launcher.address_space_bytes()),
             ("RLIMIT_CPU", cpu_s),
             ("RLIMIT_CORE", 0),
         ]
@@ -221,9 +223,13 @@ class _Supervision:
         os.set_blocking(output, False)
         deadline = self._started + self._limits.timeout_s
         give_up = float("inf")
-        sources: list[int] = [control.fileno(), output]
         next_look = 0.0
-        while control.fileno() in sources:
+        # Not select(): a busy service has more descriptors than that can name.
+        selector = selectors.DefaultSelector()
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(output, selectors.EVENT_READ)
+        listening = True
+        while listening:
             now = time.monotonic()
             if self._verdict is None:
                 if now >= deadline:
@@ -236,11 +242,12 @@ class _Supervision:
                     give_up = now + _GRACE_S
             if now >= give_up:
                 break
-            ready, _, _ = select.select(sources, [], [], _POLL_S)
-            if output in ready and not self._drain(output):
-                sources.remove(output)
-            if control.fileno() in ready and not self._hear(control):
-                sources.remove(control.fileno())
+            for key, _ in selector.select(_POLL_S):
+                if key.fileobj is control:
+                    listening = self._hear(control)
+                elif not self._drain(output):
+                    selector.unregister(output)
+        selector.close()
         self._drain(output)
         self._kill_known()
 
@@ -428,10 +435,6 @@ class _Launcher:
 
 _launcher = _Launcher()
 atexit.register(_launcher.discard)
-
-
-def _launcher_address_space() -> int:
-    return _launcher.address_space_bytes()
 
 
 def _resident_bytes(pid: int) -> int:

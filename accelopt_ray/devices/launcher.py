@@ -58,7 +58,7 @@ def serve(server: socket.socket, preload: list[str]) -> None:
     for name in preload:
         try:
             importlib.import_module(name)
-        except ImportError:
+        except Exception:  # whatever is wrong with it, the child that needs it will say so
             continue
     gc.collect()
     gc.freeze()

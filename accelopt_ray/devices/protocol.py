@@ -73,6 +73,7 @@ class Artifact:
         outputs: What the kernel returns.
         precision_tier: ``fp32``, ``compensated`` or ``reduced`` where the device can tell from what it compiled.
         stragglers: Processes that the kernel's code had started and left behind; they have been ended.
+        repeatable: Whether the device guarantees the same outputs for the same inputs, however often it runs.
     """
 
     device: str
@@ -81,6 +82,7 @@ class Artifact:
     outputs: tuple[TensorSpec, ...] = ()
     precision_tier: str = ""
     stragglers: int = 0
+    repeatable: bool = False
 
 
 @dataclass(frozen=True)

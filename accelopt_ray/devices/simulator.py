@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,6 +34,7 @@ _WORKER = "accelopt_ray.devices.simulator_worker"
 # A traced program is a few hundred kilobytes; this leaves room for large constants and none for a disk-filling one.
 _MAX_PROGRAM_BYTES = 64 << 20
 _MAX_ERROR_CHARACTERS = 4000
+_MAX_ITEM_BYTES = 4
 
 _OUTCOMES = {
     ChildEnd.TIMEOUT: EvaluationOutcome.TIMEOUT,
@@ -105,6 +107,7 @@ class SimulatorDevice:
             outputs=tuple(TensorSpec(tuple(shape), dtype) for shape, dtype in facts[0]["outputs"]),
             precision_tier=facts[0]["precision_tier"],
             stragglers=traced.stragglers,
+            repeatable=facts[0]["repeatable"],
         )
 
     def run(
@@ -115,7 +118,10 @@ class SimulatorDevice:
             "inputs": [str(value) if isinstance(value, Path) else value for value in inputs],
             "folder": str(folder),
         }
-        answer = _read(run_child(ChildTask(f"{_WORKER}:run", simulator_worker.pack(header, artifact.payload)), limits))
+        mapped_bytes = sum(value.stat().st_size for value in inputs if isinstance(value, Path))
+        mapped_bytes += sum(_MAX_ITEM_BYTES * math.prod(output.shape) for output in artifact.outputs)
+        message = simulator_worker.pack(header, artifact.payload)
+        answer = _read(run_child(ChildTask(f"{_WORKER}:run", message, mapped_bytes=mapped_bytes), limits))
         if isinstance(answer, Failure):
             return answer
         outputs = tuple(folder / f"output{position}.npy" for position in range(len(artifact.outputs)))

@@ -26,13 +26,14 @@ from accelopt_ray.nki_sim.builder import KERNEL_FILENAME
 from accelopt_ray.nki_sim.cost import predict
 from accelopt_ray.nki_sim.errors import KernelError
 from accelopt_ray.nki_sim.numerics import NumericsError, run_program
-from accelopt_ray.nki_sim.program import Buffer, Program
+from accelopt_ray.nki_sim.program import Buffer, Opcode, Program
 from accelopt_ray.nki_sim.tracer import trace_kernel
 from accelopt_ray.nki_sim.validate import validate
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.verify.precision import precision_tier
 
 _LENGTH = struct.Struct("!I")
+_RANDOM = frozenset({Opcode.RANDOM, Opcode.DROPOUT})
 _PROGRAM_ERRORS = (KernelError, NumericsError, serialize.ProgramFormatError)
 
 
@@ -85,6 +86,7 @@ def inspect_program(argument: bytes) -> bytes:
         {
             "outputs": [[list(buffer.shape), buffer.dtype] for buffer in outputs],
             "precision_tier": precision_tier(program),
+            "repeatable": all(instruction.opcode not in _RANDOM for _, instruction in program.walk()),
         }
     )
 

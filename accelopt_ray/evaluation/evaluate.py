@@ -92,7 +92,7 @@ class _Run:
         _end_on(self.check.inspect_artifact(self.artifact))
         if self.device.predicts_latency:
             self._measure(self.artifact, ())
-        trials = self.check.trials(self.task, self.job.seeds, self.references)
+        trials = self.check.trials(self.task, self.job.seeds, self.references, self.artifact.repeatable)
         kept = {trial.compared_with for trial in trials}
         attempts: dict[int, Attempt] = {}
         with ExitStack() as until_the_end:
@@ -170,7 +170,7 @@ class _Run:
             outputs = self.task.task_outputs(raw, reference.layout())
         except OutputMismatch as error:
             raise _Ended(Finding(EvaluationOutcome.INCORRECT, "output_shape", str(error))) from error
-        return Attempt(outputs, reference)
+        return Attempt(trial, outputs, reference)
 
     def _judge(self, trial: Trial, attempt: Attempt, before: Attempt | None) -> None:
         with self._stage("check"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +37,8 @@ class EvaluationJob:
         seeds: Input seeds of the check; empty means the check's own.
         limits: Bounds of each stage.
         precision: Least precise tier that the strict check accepts: ``fp32``, ``compensated`` or ``reduced``.
+        task_name: The task whose search asks, for the result's row.
+        iteration: The iteration that asks, for the result's row.
     """
 
     evaluation_id: str
@@ -45,6 +49,8 @@ class EvaluationJob:
     seeds: tuple[int, ...] = ()
     limits: Limits = field(default_factory=Limits)
     precision: str = "fp32"
+    task_name: str = ""
+    iteration: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,3 +88,29 @@ class EvaluationResult:
     def correct(self) -> bool:
         """Whether the kernel passed every check that was asked for."""
         return self.outcome is EvaluationOutcome.CORRECT
+
+    def to_json(self) -> str:
+        """All of it as one line, to be kept and read back by :meth:`from_json`."""
+        content = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return json.dumps({**content, "outcome": str(self.outcome)}, default=_plain)
+
+    @classmethod
+    def from_json(cls, text: str) -> EvaluationResult:
+        """Reads :meth:`to_json`'s line; fields that a newer version has added are left out.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        known = {each.name for each in dataclasses.fields(cls)}
+        content = {name: value for name, value in json.loads(text).items() if name in known}
+        content["outcome"] = EvaluationOutcome(content["outcome"])
+        content["latency_samples_ms"] = tuple(content.get("latency_samples_ms", ()))
+        return cls(**content)
+
+
+def _plain(value: object) -> object:
+    """A NumPy scalar as a number, a mapping that is no dictionary as one, anything else as text."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    item = getattr(value, "item", None)
+    return item() if callable(item) else str(value)

@@ -21,9 +21,9 @@ _RESERVE_BYTES = 1 << 30
 def scratch_folder(size_bytes: int) -> Iterator[Path]:
     """Makes a folder for about ``size_bytes`` and removes it afterwards.
 
-    It lies in the memory file system where that has plenty of room: writing a gigabyte of outputs to a disk takes longer
-    than computing them, and they are deleted a second later. Folders that a killed process left behind are removed on
-    the way.
+    It lies in the memory file system where that has plenty of room: writing a gigabyte of outputs to a disk takes
+    longer than computing them, and they are deleted a second later. Folders that a killed process left behind are
+    removed on the way.
     """
     parent = _MEMORY_FOLDER if _fits_in_memory(size_bytes) else Path(tempfile.gettempdir())
     _remove_abandoned(parent)

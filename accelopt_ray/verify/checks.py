@@ -41,6 +41,7 @@ class Trial:
         whole: Whether outputs are compared whole however large they are.
         accuracy: Whether the comparison needs the reference's own accuracy.
         compared_with: Index of an earlier trial whose outputs this one's are compared with as well.
+        repeats: Whether it has the same inputs as that one, so that the outputs have to be the same.
     """
 
     seed: int
@@ -48,6 +49,7 @@ class Trial:
     whole: bool = True
     accuracy: bool = False
     compared_with: int | None = None
+    repeats: bool = False
 
 
 @dataclass(frozen=True)
@@ -55,10 +57,12 @@ class Attempt:
     """What a kernel made of a trial.
 
     Attributes:
+        trial: The trial.
         outputs: Its outputs in the reference's layout; memory maps.
         reference: The reference data of the trial.
     """
 
+    trial: Trial
     outputs: Sequence[npt.NDArray[Any]]
     reference: ReferenceSet
 
@@ -94,8 +98,15 @@ class Check(Protocol):
     ) -> Finding | None:
         """Looks at whether the latency can be true."""
 
-    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache) -> Sequence[Trial]:
-        """Lists the inputs to try, most telling first."""
+    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache, repeatable: bool) -> Sequence[Trial]:
+        """Lists the inputs to try, most telling first.
+
+        Args:
+            task: The task.
+            seeds: Seeds to use instead of the check's own; may be empty.
+            references: Cache that the reference data come from.
+            repeatable: Whether the device guarantees the same outputs for the same inputs.
+        """
 
     def compare(self, task: Task, attempt: Attempt, before: Attempt | None) -> Verdict:
         """Judges the outputs of one trial.
@@ -132,7 +143,7 @@ class PublishedCheck:
         """Finds nothing: the published check does not look."""
         return None
 
-    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache) -> Sequence[Trial]:
+    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache, repeatable: bool) -> Sequence[Trial]:
         """The given seeds, or the five published ones."""
         return [Trial(seed) for seed in seeds or published.SEEDS]
 

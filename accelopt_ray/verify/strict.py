@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from accelopt_ray.devices.protocol import Artifact
 from accelopt_ray.outcome import EvaluationOutcome
@@ -84,9 +86,10 @@ class StrictCheck:
                 return Finding(EvaluationOutcome.REJECTED, "implausible:faster_than_roofline", text)
         return None
 
-    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache) -> Sequence[Trial]:
+    def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache, repeatable: bool) -> Sequence[Trial]:
         """One public seed compared whole, then each distribution with a secret seed, then the perturbed inputs.
 
+        Where the device does not guarantee the same outputs for the same inputs, one trial is repeated at the end.
         Given seeds take the secret ones' places, in turn.
         """
         names = [ORDINARY, *(name for name in DISTRIBUTIONS if name != ORDINARY)]
@@ -95,6 +98,8 @@ class StrictCheck:
         trials = [Trial(seeds[0] if seeds else _PUBLIC_SEED, accuracy=True)]
         trials += [Trial(seed, name, whole=False, accuracy=True) for seed, name in zip(chosen, names, strict=True)]
         trials.append(Trial(chosen[0], INFLUENCE, whole=False, accuracy=True, compared_with=1))
+        if not repeatable:
+            trials.append(replace(trials[1], compared_with=1, repeats=True))
         return trials
 
     def compare(self, task: Task, attempt: Attempt, before: Attempt | None) -> Verdict:
@@ -114,6 +119,9 @@ class StrictCheck:
                 return Verdict(Finding(EvaluationOutcome.INCORRECT, "output_dtype", text))
             if not attempt.reference.finite:
                 continue  # where the mathematics itself overflows, nothing can be asked of a kernel
+            if before is not None and attempt.trial.repeats and not np.array_equal(before.outputs[position], output):
+                text = f"output {position} differs when the kernel runs again on the same inputs"
+                return Verdict(Finding(EvaluationOutcome.INCORRECT, "not_repeatable", text), details)
             measured, deviation = examine(output, reference, bounds)
             for name, value in (("l2", measured.l2), ("row", measured.row_l2), ("element", measured.element)):
                 details[f"used_of_{name}"] = max(details[f"used_of_{name}"], value)

@@ -39,6 +39,7 @@ class RecordingDevice:
         self.artifact = Artifact("recording", b"", outputs=(TensorSpec((128, 1, 1024)),), precision_tier="fp32")
         self.latency_ms = 1.0
         self.factor = np.float32(1)
+        self.drift = np.float32(0)
 
     def fingerprint(self) -> Mapping[str, str]:
         return {"device": self.name}
@@ -50,6 +51,7 @@ class RecordingDevice:
     def run(self, artifact: Artifact, inputs: Sequence, folder: Path, limits: Limits) -> RunResult | Failure:
         self.calls.append("run")
         x = np.load(inputs[0])
+        self.factor += self.drift
         with np.errstate(over="ignore"):
             np.save(folder / "out.npy", self.factor * x / (1 + np.exp(-x)))
         return self.failures.get("run", RunResult((folder / "out.npy",), 0.5))
@@ -143,6 +145,16 @@ def test_strict_tries_secret_seeds_and_every_distribution(cache):
     other = ReferenceCache(cache.folder / "other")
     assert other.secret_seed(TASK, "ordinary") != cache.secret_seed(TASK, "ordinary")
     assert cache.secret_seed(TASK, "ordinary") == ReferenceCache(cache.folder).secret_seed(TASK, "ordinary")
+
+
+def test_strict_runs_again_where_the_device_does_not_guarantee_the_same_result(cache):
+    device = RecordingDevice()
+    device.drift = np.float32(2e-7)  # within every tolerance
+    assert run(cache, device, check="strict").reason == "not_repeatable"
+    trusted = RecordingDevice()
+    trusted.artifact = replace(trusted.artifact, repeatable=True)
+    assert run(cache, trusted, check="strict").correct
+    assert trusted.calls.count("run") == device.calls.count("run") - 1
 
 
 def test_outputs_of_another_shape_are_incorrect(cache):

@@ -10,7 +10,7 @@ import pytest
 
 from accelopt_ray.verify import published
 from accelopt_ray.verify.accuracy import Accuracy
-from accelopt_ray.verify.checks import Attempt
+from accelopt_ray.verify.checks import Attempt, Trial
 from accelopt_ray.verify.perturbation import INFLUENCE, perturb
 from accelopt_ray.verify.references import ReferenceCache, ReferenceSet
 from accelopt_ray.verify.strict import StrictCheck
@@ -33,11 +33,11 @@ def run(cache: ReferenceCache, task: Task, kernel: Kernel) -> dict[str, str]:
     """Finding by distribution for a NumPy stand-in that takes the reference's inputs; empty where it passes."""
     findings: dict[str, str] = {}
     check, attempts = StrictCheck(), []
-    for trial in check.trials(task, (), cache):
+    for trial in check.trials(task, (), cache, repeatable=True):
         with cache.use(task, trial.seed, trial.distribution, trial.whole, trial.accuracy) as reference:
             with np.errstate(all="ignore"):
                 outputs = kernel(*reference_inputs(task, trial.seed, trial.distribution))
-            attempts.append(Attempt(outputs if isinstance(outputs, tuple) else (outputs,), reference))
+            attempts.append(Attempt(trial, outputs if isinstance(outputs, tuple) else (outputs,), reference))
             before = None if trial.compared_with is None else attempts[trial.compared_with]
             verdict = check.compare(task, attempts[-1], before)
         if verdict.finding is not None:
@@ -192,10 +192,10 @@ def test_sampled_rows_are_compared_in_their_places(tmp_path):
     values = generator.standard_normal((4 * 8192, 512), dtype=np.float32).reshape(4, 8192, 512)
     described = _sampled(tmp_path, values)
     check, task = StrictCheck(), load_task("silu", {"M": 256, "N": 512})
-    assert check.compare(task, Attempt((values,), described), None).finding is None
+    assert check.compare(task, Attempt(Trial(0), (values,), described), None).finding is None
     spoiled = values.copy()
     spoiled[3, 8191, 5] += 1
-    finding = check.compare(task, Attempt((spoiled,), described), None).finding
+    finding = check.compare(task, Attempt(Trial(0), (spoiled,), described), None).finding
     assert finding is not None and "[3, 8191, 5]" in finding.text
 
 
