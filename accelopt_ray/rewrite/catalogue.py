@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from accelopt_ray.rewrite.rule import Rule
-from accelopt_ray.rewrite.rules import algebra, functions, fusion, layout, matmuls, nests, psum, scans, tiles
+from accelopt_ray.rewrite.rules import algebra, blocking, functions, fusion, layout, matmuls, nests, psum, scans, tiles
 
 #: Local rewrites; applied to exhaustion they cannot undo one another.
 PEEPHOLES: tuple[Rule, ...] = (*functions.RULES, *algebra.RULES, *fusion.RULES)
 #: Rewrites of loops and layouts, one site at a time.
-STRUCTURAL: tuple[Rule, ...] = (*nests.RULES, *matmuls.RULES, *scans.RULES, *layout.RULES, *tiles.RULES, *psum.RULES)
+STRUCTURAL: tuple[Rule, ...] = (*nests.RULES, *matmuls.RULES, *blocking.RULES, *scans.RULES, *layout.RULES, *tiles.RULES, *psum.RULES)
 #: Rewrites that tidy up after a structural one.
 CLEANUP: tuple[Rule, ...] = (*nests.CLEANUP,)
 

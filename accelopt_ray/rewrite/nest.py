@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from accelopt_ray.rewrite.analysis import Kernel
@@ -208,8 +209,24 @@ def reorder(nest: Nest, outer: tuple[Loop, ...], repeat: frozenset[int] = frozen
         if set(outer[:depth]) - needed and (leaf.op.accumulate or leaf.op.kind in ("loop_reduce", "update")):
             raise NotReorderable("an accumulation would be repeated")
         leaf.path = (*outer[:depth], *rest)
+    return build(nest, outer, nest.leaves)
+
+
+def build(nest: Nest, outer: tuple[Loop, ...], leaves: Sequence[Leaf], psum_tiles: int = 1) -> Schedule:
+    """Builds the nest from leaves that know their paths.
+
+    Args:
+        nest: The nest; tiles get block dimensions where writer and reader end up in different bodies.
+        outer: The loops around everything but the prologue.
+        leaves: The nest's leaves in an order that respects their dependences.
+        psum_tiles: How many blocks a PSUM tile may get.
+
+    Raises:
+        NotReorderable: A tile cannot be kept where it would have to be.
+    """
+    chosen = set(outer)
     prologue, main = Body(None), Body(None)
-    for leaf in nest.leaves:
+    for leaf in leaves:
         tree = main if leaf.path and leaf.path[0] in chosen else prologue
         _insert(nest, tree, leaf)
     anchor = main
@@ -219,7 +236,7 @@ def reorder(nest: Nest, outer: tuple[Loop, ...], repeat: frozenset[int] = frozen
             raise NotReorderable("no statement runs under all outer loops")
         anchor = found
     for buffer in nest.locals:
-        _place_buffer(nest, buffer, prologue, main)
+        _place_buffer(nest, buffer, prologue, main, outer, psum_tiles)
     return Schedule(prologue, main, anchor)
 
 
@@ -262,7 +279,9 @@ def _insert(nest: Nest, tree: Body, leaf: Leaf) -> None:
     node.items.insert(len(node.items) if at is None else at, leaf)
 
 
-def _place_buffer(nest: Nest, buffer: Buffer, prologue: Body, main: Body) -> None:
+def _place_buffer(
+    nest: Nest, buffer: Buffer, prologue: Body, main: Body, outer: tuple[Loop, ...], psum_tiles: int
+) -> None:
     uses = [leaf for leaf in nest.leaves if any(ref.buffer is buffer for ref in _regions(leaf.op))]
     if not uses:
         return
@@ -277,10 +296,12 @@ def _place_buffer(nest: Nest, buffer: Buffer, prologue: Body, main: Body) -> Non
         common = []
     common = _same_bodies(uses, common, prologue, main)
     needed = nest.needs_of(buffer)
+    while common and common[-1] not in needed and common[-1] not in outer:
+        common.pop()
     extra = tuple(loop for loop in needed if loop not in common)
     if buffer.fill is not None and set(common) - set(needed) - set(buffer.loops):
         raise NotReorderable(f"{buffer.name} would be cleared more often than before")
-    if extra and buffer.space is Space.PSUM:
+    if extra and buffer.space is Space.PSUM and not _few(nest.kernel, extra, psum_tiles):
         raise NotReorderable(f"{buffer.name} would occupy a PSUM bank for every iteration of {extra[0].index}")
     if buffer.origin == "value" and not extra:
         return
@@ -292,6 +313,19 @@ def _place_buffer(nest: Nest, buffer: Buffer, prologue: Body, main: Body) -> Non
         target = following
     declaration = _declaration(nest.kernel, buffer, extra)
     target.statements.append(declaration)
+
+
+def _few(kernel: Kernel, loops: tuple[Loop, ...], most: int) -> bool:
+    """Whether loops together provably have at most ``most`` iterations."""
+    total = 1
+    for loop in loops:
+        if loop.trips is None:
+            return False
+        limit = next((n for n in range(1, most + 1) if kernel.names.at_most(loop.trips, n)), None)
+        if limit is None:
+            return False
+        total *= limit
+    return total <= most
 
 
 def _same_bodies(uses: list[Leaf], common: list[Loop], prologue: Body, main: Body) -> list[Loop]:

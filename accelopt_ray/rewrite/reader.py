@@ -13,6 +13,7 @@ from accelopt_ray.rewrite.values import Names
 
 ALLOCATIONS = frozenset({"nl.ndarray", "nl.zeros", "nl.full", "nl.ones", "nl.empty_like", "nl.zeros_like"})
 OPERATORS = {ast.Add: "add", ast.Sub: "subtract", ast.Mult: "multiply", ast.Div: "divide"}
+_ABOUT = frozenset({"shape", "dtype", "ndim"})
 _STATIC_KEYWORDS = frozenset({"mask", "dtype", "name", "engine"})
 
 
@@ -113,7 +114,7 @@ class CallReader:
 
     def touches_buffer(self, node: ast.expr) -> bool:
         """Whether an expression names a tensor."""
-        about = [n.value for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in ("shape", "dtype", "ndim")]
+        about = [n.value for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in _ABOUT]
         names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and not any(n is base for base in about)]
         return any(isinstance(self.names.values.get(name.id), Ref) for name in names)
 
