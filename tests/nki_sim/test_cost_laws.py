@@ -14,7 +14,7 @@ from cost_kernels import Kernel, at, elementwise, matmul, tile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accelopt_ray.nki_sim.cost import DEVICES, ModelOptions, predict
+from accelopt_ray.nki_sim.cost import DEVICES, ModelOptions, predict, steady_state
 from accelopt_ray.nki_sim.cost.predict import simulate
 from accelopt_ray.nki_sim.program import Engine, LoopKind, Opcode, Program, Role
 
@@ -202,3 +202,26 @@ def test_engines_do_one_thing_at_a_time(rows, passes):
             if lane == engine
         )
         assert all(later[0] >= earlier[1] - 1e-9 for earlier, later in itertools.pairwise(spans))
+
+
+class TestSteadyState:
+    def test_a_long_program_is_extended_to_what_the_full_simulation_gives(self, monkeypatch):
+        program = elementwise(600, 1024, 2)
+        full = predict(program)
+        monkeypatch.setattr(steady_state, "FULL_EXECUTIONS", 1000)
+        monkeypatch.setattr(steady_state, "SHORT_EXECUTIONS", 600)
+        extended = predict(program)
+        assert "extended_from_ms" in extended.explanation
+        assert extended.latency_ms == pytest.approx(full.latency_ms, rel=0.03)
+        assert set(extended.counters) == set(full.counters)
+        for name in ("hbm_read_bytes", "hbm_write_bytes", "sbuf_read_bytes", "scalar_engine_instruction_count"):
+            assert extended.counters[name] == full.counters[name]
+        share = "scalar_engine_active_time_percent"
+        assert extended.counters[share] == pytest.approx(full.counters[share], rel=0.03)
+
+    def test_ordinary_programs_are_simulated_in_full(self):
+        assert steady_state.shortened(elementwise(64, 1024, 3)) is None
+
+    def test_a_long_program_without_a_long_loop_is_simulated_in_full(self, monkeypatch):
+        monkeypatch.setattr(steady_state, "FULL_EXECUTIONS", 4)
+        assert steady_state.shortened(elementwise(4, 1024, 3)) is None

@@ -4,7 +4,8 @@ The stages follow what a compiler and a device would do, one module each: loops 
 :mod:`.rewriting`), the loop nest is unrolled into a stream of instructions (:mod:`.stream`, :mod:`.engines`) over
 pieces of tiles (:mod:`.pieces`), repeated work is removed (:mod:`.value_numbering`, :mod:`.thrashing`), SBUF is filled
 and spilled (:mod:`.residency`), the engines and the DMA pipe are scheduled (:mod:`.schedule`), and the result is
-counted and explained (:mod:`.counters`, :mod:`.explain`, :mod:`.confidence`, :mod:`.trace`).
+counted and explained (:mod:`.counters`, :mod:`.explain`, :mod:`.confidence`, :mod:`.trace`). Of very long programs the
+steady state is simulated and extended (:mod:`.steady_state`).
 """
 
 from __future__ import annotations

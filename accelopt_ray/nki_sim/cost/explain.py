@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from typing import Any
 
 from accelopt_ray.nki_sim.cost.constants import DeviceConstants
-from accelopt_ray.nki_sim.cost.engines import DMA, ENGINE_NAMES
+from accelopt_ray.nki_sim.cost.engines import ENGINE_NAMES
 from accelopt_ray.nki_sim.cost.residency import RELOAD, SAVE, Steps
 from accelopt_ray.nki_sim.cost.schedule import Timeline
 from accelopt_ray.nki_sim.cost.value_numbering import Events
@@ -31,9 +31,11 @@ def explain(
         latency_us: Predicted latency including the launch.
 
     Returns:
-        ``busy_ms`` by engine, ``dma_busy_ms``, ``bottleneck``, ``launch_ms``, ``critical_path`` (what the end of the
+        ``busy_ms`` by engine, ``bottleneck``, ``launch_ms``, ``critical_path`` (what the end of the
         kernel waited for: opcode, engine, source line, milliseconds, executions; most time first), ``hbm_bytes`` by
-        tensor (read, written, spilled, reloaded), ``sbuf`` and ``psum`` use, ``device`` and whether it is calibrated.
+        tensor (read, written, spilled, reloaded), ``sbuf`` and ``psum`` use, ``device`` and whether it is calibrated. Of
+        a program whose steady state was extended, everything but ``busy_ms`` describes the part that was simulated,
+        ``extended_from_ms`` long.
     """
     busy = {name: timeline.busy_us[number] / 1e3 for number, name in enumerate(ENGINE_NAMES)}
     busiest = max(busy, key=lambda name: busy[name])
@@ -42,7 +44,6 @@ def explain(
         "device": device.name,
         "calibrated": device.calibrated,
         "busy_ms": busy,
-        "dma_busy_ms": busy[ENGINE_NAMES[DMA]],
         "launch_ms": device.launch_us / 1e3,
         "busiest": busiest,
         "bottleneck": "dependencies" if stalled else busiest,

@@ -19,6 +19,7 @@ from accelopt_ray.nki_sim.cost.pieces import Pieces
 from accelopt_ray.nki_sim.cost.residency import Steps, allocate
 from accelopt_ray.nki_sim.cost.rewriting import rewrite
 from accelopt_ray.nki_sim.cost.schedule import Timeline, schedule
+from accelopt_ray.nki_sim.cost.steady_state import extend, extend_counters, shortened
 from accelopt_ray.nki_sim.cost.stream import unroll
 from accelopt_ray.nki_sim.cost.thrashing import hoisting_blocked
 from accelopt_ray.nki_sim.cost.value_numbering import Events, number_values
@@ -121,8 +122,27 @@ def predict(
         UserError: If the target is unknown.
     """
     device, rules = device_constants(target), options or ModelOptions()
+    shortening = shortened(program)
     with _without_garbage_collection():
-        return _summarise(simulate(program, device, rules))
+        if shortening is None:
+            return _summarise(simulate(program, device, rules))
+        first = _summarise(simulate(shortening.first, device, rules))
+        second = _summarise(simulate(shortening.second, device, rules))
+    latency_ms = extend(first.latency_ms, second.latency_ms, shortening.weight)
+    latencies = (first.latency_ms, second.latency_ms, latency_ms)
+    return Prediction(
+        latency_ms=latency_ms,
+        counters=extend_counters(first.counters, second.counters, latencies, shortening.weight),
+        confidence=second.confidence,
+        explanation={
+            **second.explanation,
+            "busy_ms": {
+                name: extend(first.explanation["busy_ms"][name], busy, shortening.weight)
+                for name, busy in second.explanation["busy_ms"].items()
+            },
+            "extended_from_ms": second.latency_ms,
+        },
+    )
 
 
 def _summarise(simulation: Simulation) -> Prediction:
