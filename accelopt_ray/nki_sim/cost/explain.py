@@ -33,8 +33,8 @@ def explain(
     Returns:
         ``busy_ms`` by engine, ``bottleneck``, ``launch_ms``, ``critical_path`` (what the end of the
         kernel waited for: opcode, engine, source line, milliseconds, executions; most time first), ``hbm_bytes`` by
-        tensor (read, written, spilled, reloaded), ``sbuf`` and ``psum`` use, ``device`` and whether it is calibrated. Of
-        a program whose steady state was extended, everything but ``busy_ms`` describes the part that was simulated,
+        tensor (read, written, spilled, reloaded), ``sbuf`` and ``psum`` use, ``device`` and whether it is calibrated.
+        Of a program whose steady state was extended, everything but ``busy_ms`` describes the part that was simulated,
         ``extended_from_ms`` long.
     """
     busy = {name: timeline.busy_us[number] / 1e3 for number, name in enumerate(ENGINE_NAMES)}
