@@ -14,7 +14,7 @@ from accelopt_ray.nki_sim import dtypes, errors, operators
 from accelopt_ray.nki_sim.builder import Record, current
 from accelopt_ray.nki_sim.masks import resolve_mask
 from accelopt_ray.nki_sim.program import Engine, Opcode, Space
-from accelopt_ray.nki_sim.symbolic import Index, broadcast_shapes
+from accelopt_ray.nki_sim.symbolic import Index, as_int, broadcast_shapes
 from accelopt_ray.nki_sim.tile import Tensor, require_tile, whole
 
 Number = Union[float, int]
@@ -295,7 +295,7 @@ def normalise_axes(axis: Any, rank: int, api: str) -> tuple[int, ...]:
     given = axis if isinstance(axis, (list, tuple)) else (axis,)
     axes = []
     for entry in given:
-        position = int(entry)
+        position = as_int(entry)
         if position < 0:
             position += rank
         if not 0 < position < rank:

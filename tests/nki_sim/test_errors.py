@@ -360,6 +360,7 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
         ("nl.matmul(nl.load(x[:, 0:64]), nl.load(x))", "contraction dimensions differ"),
         ("nisa.activation(op=nl.add, data=nl.load(x))", "add is not supported in 'activation'"),
         ("nisa.tensor_reduce(np.add, nl.load(x), axis=[0])", "the partition dimension (axis 0) cannot be reduced"),
+        ("nl.sum(nl.load(x), axis='1')", "'str' object cannot be interpreted as an integer"),
         ("nl.sum(nl.load(x), axis=0)", "the partition dimension (axis 0) cannot be reduced"),
         ("nl.zeros((128, 512), dtype='float64')", "Unsupported dtype 'float64'"),
         ("nl.load(x[:, 0:0])", "empty"),
