@@ -8,7 +8,15 @@ from accelopt_ray.rewrite.rules import algebra, blocking, functions, fusion, lay
 #: Local rewrites; applied to exhaustion they cannot undo one another.
 PEEPHOLES: tuple[Rule, ...] = (*functions.RULES, *algebra.RULES, *fusion.RULES)
 #: Rewrites of loops and layouts, one site at a time.
-STRUCTURAL: tuple[Rule, ...] = (*nests.RULES, *matmuls.RULES, *blocking.RULES, *scans.RULES, *layout.RULES, *tiles.RULES, *psum.RULES)
+STRUCTURAL: tuple[Rule, ...] = (
+    *nests.RULES,
+    *matmuls.RULES,
+    *blocking.RULES,
+    *scans.RULES,
+    *layout.RULES,
+    *tiles.RULES,
+    *psum.RULES,
+)
 #: Rewrites that tidy up after a structural one.
 CLEANUP: tuple[Rule, ...] = (*nests.CLEANUP,)
 

@@ -170,7 +170,22 @@ def options_for(source: str) -> tuple[Option, ...]:
 
 
 def _everything(source: str) -> list[list[Step]]:
-    """Structural rewrites one after the other (the first site each), with all simplifications, and without them."""
+    """Structural rewrites one after the other (the first site each), with all simplifications, and without them.
+
+    Buffers that a compiler declared with one block per iteration hide what depends on what, so a second variant sinks
+    them first.
+    """
+    variants: list[list[Step]] = []
+    for first in ([], _cleanup(source)):
+        steps = _structure(carry_out(source, first).source)
+        if steps:
+            steps = [*first, *steps]
+            variants += [[*steps, *_simplification(carry_out(source, steps).source)], steps]
+    return variants
+
+
+def _structure(source: str) -> list[Step]:
+    """Structural rewrites one after the other, each at its first site and tidied up after."""
     steps: list[Step] = []
     current = source
     for rule in STRUCTURAL:
@@ -182,9 +197,7 @@ def _everything(source: str) -> list[list[Step]]:
             cleanup = _cleanup(trial.source)
             steps += [_step(sites[0]), *cleanup]
             current = carry_out(trial.source, cleanup).source
-    if not steps:
-        return []
-    return [[*steps, *_simplification(current)], steps]
+    return steps
 
 
 def _cleanup(source: str) -> list[Step]:

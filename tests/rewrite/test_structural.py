@@ -234,6 +234,53 @@ DEFERRED_TRANSPOSE = DEFERRED.replace(
 )
 DEFERRED_RENAMED = DEFERRED.replace("scaled", "probabilities").replace("turned", "columns_of").replace("row", "line")
 
+BLOCKED = _kernel(
+    """
+m, k = a.shape
+_, n = b.shape
+out = nl.ndarray((m, n), dtype=a.dtype, buffer=nl.shared_hbm)
+for column in nl.affine_range(n // 512):
+    right = nl.ndarray((k // 128, nl.par_dim(128), 512), dtype=b.dtype, buffer=nl.sbuf)
+    for inner in nl.affine_range(k // 128):
+        right[inner, 0:128, 0:512] = nl.load(b[nl.ds(inner * 128, 128), nl.ds(column * 512, 512)])
+    for row in nl.affine_range(m // 128):
+        strip = nl.load(a[nl.ds(row * 128, 128), 0:k])
+        left = nl.ndarray((k // 128, nl.par_dim(128), 128), dtype=a.dtype, buffer=nl.sbuf)
+        for part in nl.affine_range(k // 128):
+            left[part, 0:128, 0:128] = nl.copy(nisa.nc_transpose(strip[0:128, nl.ds(part * 128, 128)]))
+        acc = nl.zeros((nl.par_dim(128), 512), dtype=nl.float32, buffer=nl.psum)
+        for step in nl.affine_range(k // 128):
+            acc += nisa.nc_matmul(left[step, 0:128, 0:128], right[step, 0:128, 0:512])
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(column * 512, 512)], value=nl.copy(acc))
+return out
+""",
+    "a, b",
+)
+BLOCKED_PIECES = _kernel(
+    """
+assert first.shape == (256, 256)
+assert second.shape == (256, 1024)
+out = nl.ndarray((256, 1024), dtype=first.dtype, buffer=nl.shared_hbm)
+for c in nl.affine_range(2):
+    w = nl.ndarray((2, nl.par_dim(128), 512), dtype=np.float32, buffer=nl.sbuf)
+    for k0 in nl.affine_range(2):
+        w[k0, 0:128, 0:512] = nl.load(second[nl.ds(k0 * 128, 128), nl.ds(c * 512, 512)])
+    for r in nl.affine_range(2):
+        t = nl.ndarray((2, nl.par_dim(128), 128), dtype=np.float32, buffer=nl.sbuf)
+        for k1 in nl.affine_range(2):
+            x = nl.load(first[nl.ds(r * 128, 128), nl.ds(k1 * 128, 128)])
+            t[k1, 0:128, 0:128] = nl.copy(nisa.nc_transpose(x))
+        y = nl.ndarray((nl.par_dim(128), 512), dtype=np.float32, buffer=nl.sbuf)
+        for h in nl.affine_range(2):
+            p = nl.zeros((nl.par_dim(128), 256), dtype=np.float32, buffer=nl.psum)
+            for k2 in nl.affine_range(2):
+                p[0:128, 0:256] += nisa.nc_matmul(t[k2, 0:128, 0:128], w[k2, 0:128, nl.ds(h * 256, 256)])
+            y[0:128, nl.ds(h * 256, 256)] = nisa.activation(op=nl.tanh, data=p)
+        nl.store(out[nl.ds(r * 128, 128), nl.ds(c * 512, 512)], value=y)
+return out
+""",
+    "first, second",
+)
 SUMS = _kernel(
     """
 kinds, rows, columns = a.shape
@@ -342,6 +389,11 @@ FIRES: dict[str, list[Case]] = {
         (HIGH_LEVEL_SLICES, ((128, 384), (384, 512))),
         (HIGH_LEVEL_NARROW, ((128, 256), (256, 512))),
     ],
+    "row-blocking": [
+        (BLOCKED, ((512, 256), (256, 1024))),
+        (BLOCKED_PIECES, ((256, 256), (256, 1024))),
+        (BLOCKED.replace("column", "cc").replace("row", "rr").replace("512", "256"), ((384, 128), (128, 512))),
+    ],
     "defer-row-scale": [
         (DEFERRED, ((256, 512), (512, 64), (256, 1))),
         (DEFERRED_TRANSPOSE, ((256, 512), (512, 64), (256, 1))),
@@ -427,6 +479,21 @@ MISSES: dict[str, list[str]] = {
             "nl.matmul(strip[0:128, nl.ds(inner * 128, 128)], tile, transpose_x=True)",
         ),
         HIGH_LEVEL.replace("strip[0:128, nl.ds(inner * 128, 128)]", "strip[0:128, nl.ds(inner * 64, 128)]"),
+    ],
+    "row-blocking": [
+        # The contraction runs backwards, the left side depends on the columns, or too many accumulators would be open.
+        BLOCKED.replace("right[step, 0:128, 0:512])", "right[k // 128 - 1 - step, 0:128, 0:512])"),
+        BLOCKED.replace(
+            "strip = nl.load(a[nl.ds(row * 128, 128), 0:k])",
+            "strip = nl.load(a[nl.ds((row + column) * 128, 128), 0:k])",
+        ),
+        BLOCKED.replace("for column in nl.affine_range", "for column in nl.sequential_range"),
+        BLOCKED.replace("for step in nl.affine_range(k // 128)", "for step in nl.affine_range(k // 256)"),
+        BLOCKED_PIECES.replace("for h in nl.affine_range(2)", "for h in nl.affine_range(4)")
+        .replace("256]", "128]")
+        .replace("(h * 256, 256)", "(h * 128, 128)")
+        .replace("0:256", "0:128")
+        .replace("nl.par_dim(128), 256)", "nl.par_dim(128), 128)"),
     ],
     "defer-row-scale": [
         # The scaled tile has another reader, the scale is a row, the scale changes inside the sum.

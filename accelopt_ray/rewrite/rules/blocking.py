@@ -45,7 +45,9 @@ class RowBlocking(Rule):
         "make blocks of a few row tiles the outermost loop, transpose their left sides once, and for every right-hand "
         "tile loaded multiply it with all of them into separate PSUM accumulators."
     )
-    expectation = "transposes divided by the number of column blocks; traffic of the right side divided by the block size."
+    expectation = (
+        "transposes divided by the number of column blocks; traffic of the right side divided by the block size."
+    )
     relieves = Resource.TENSOR
     typical_gain = 1.2
     keywords = ("row block", "block of rows", "block of row tiles")
@@ -109,7 +111,14 @@ def _read(kernel: Kernel, root: Loop, rows: Loop | None = None) -> _Product:
     for leaf in nest.leaves:
         op = leaf.op
         left, right = op.ref("stationary"), op.ref("moving")
-        if op.kind != "matmul" or not op.accumulate or op.mask or op.flag("is_transpose") or left is None or right is None:
+        if (
+            op.kind != "matmul"
+            or not op.accumulate
+            or op.mask
+            or op.flag("is_transpose")
+            or left is None
+            or right is None
+        ):
             continue
         prepared = [item for item in nest.leaves if item.op in left.buffer.writes]
         loads = [item for item in nest.leaves if item.op in right.buffer.writes]
