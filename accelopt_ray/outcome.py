@@ -34,13 +34,14 @@ class EvaluationOutcome(StrEnum):
 
 
 class CallOutcome(StrEnum):
-    """The final state of one model call."""
+    """The final state of one model call; ``lost`` is one that was in flight when the run was killed."""
 
     OK = "ok"
     EMPTY = "empty"
     TRUNCATED = "truncated"
     REFUSED = "refused"
     ERROR = "error"
+    LOST = "lost"
 
 
 class UserError(Exception):

@@ -20,6 +20,7 @@ from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.records import TaskRef
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.tally import Tally, best_kernel_file
+from accelopt_ray.trajectory import read_table
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
 from actors.memory import RemoteStore
@@ -29,6 +30,10 @@ from nkibench.task import load_task
 
 if TYPE_CHECKING:
     from accelopt_ray.search.loop import SearchResult
+    from accelopt_ray.search.restore import Restored
+
+Edits = Mapping[str, Sequence[object]]
+"""Settings that were changed before a run was taken up again: name to (before, after)."""
 
 _LOG = logging.getLogger("accelopt_ray.driver")
 
@@ -108,6 +113,7 @@ class SearchDriver:
         memory: Any,
         workers: Sequence[Any],
         start_worker: Callable[[int], Any],
+        edits: Edits | None = None,
     ) -> None:
         """Takes over what was started for it; nothing runs yet.
 
@@ -118,9 +124,11 @@ class SearchDriver:
             memory: Handle of its :class:`~actors.memory.Memory`.
             workers: Handles of its profilers.
             start_worker: Starts another profiler for a slot.
+            edits: What was changed before the run in ``config.output`` is taken up again; None for a new run.
         """
         self._config = config
         self._run_id = run_id
+        self._edits = edits
         self._recorder = recorder
         self._memory = RemoteStore(memory)
         self._pool = ProfilerPool(workers, start_worker)
@@ -160,13 +168,24 @@ class SearchDriver:
         return self._tally
 
     async def _run(self) -> SearchResult:
+        from accelopt_ray.search.history import History
         from accelopt_ray.search.loop import run_search
 
+        await self._recorder.lock.remote()
+        past = None if self._edits is None else await self._restore()
         # Connecting takes about as long as the baseline's evaluation, which needs no model.
         connecting = asyncio.get_running_loop().create_task(self._connect())
         limits = self._config.evaluation.limits()
-        services = RayServices(LateClient(connecting), self._pool, self._recorder, self._recorded, self._events, limits)
-        described = asyncio.get_running_loop().create_task(self._record_run(connecting))
+        services = RayServices(
+            LateClient(connecting),
+            self._pool,
+            self._recorder,
+            self._recorded,
+            self._events,
+            limits,
+            past.askings if past is not None else {},
+        )
+        described = asyncio.get_running_loop().create_task(self._record_run(connecting, past))
         try:
             await self._pool.start()
             result = await run_search(
@@ -175,6 +194,7 @@ class SearchDriver:
                 services,
                 task_ref=TaskRef(self._task.location, tuple(self._config.shape.items())),
                 memory=self._memory,
+                history=past.history if past is not None else History(),
             )
             await described
         finally:
@@ -183,6 +203,20 @@ class SearchDriver:
             await asyncio.gather(described, connecting, return_exceptions=True)
             await self._disconnect(connecting)
         return result
+
+    async def _restore(self) -> Restored:
+        """Reads what the run has on disk and tells watchers where it stands."""
+        from accelopt_ray.search.restore import restore
+
+        past = await asyncio.to_thread(restore, self._config.output, self._run_id)
+        told: dict[str, list[dict[str, object]]] = {}
+        for table in ("sources", *_TOLD_COLUMNS):
+            rows = await asyncio.to_thread(read_table, self._config.output, table, self._run_id)
+            self._tally.record(table, rows.to_pylist())
+            if table in _TOLD_COLUMNS:
+                told[table] = rows.select(list(_TOLD_COLUMNS[table])).to_pylist()
+        self._events.append(Event("resumed", {"tables": told, "lost_calls": len(past.lost_calls)}))
+        return past
 
     async def _connect(self) -> Connection:
         """Makes the client; without configured models, starts the offline rewriter for it."""
@@ -204,12 +238,15 @@ class SearchDriver:
         if connection.server is not None:
             await asyncio.to_thread(connection.server.stop)
 
-    async def _record_run(self, connecting: asyncio.Task[Connection]) -> None:
+    async def _record_run(self, connecting: asyncio.Task[Connection], past: Restored | None) -> None:
+        started_at = datetime.now(timezone.utc)
+        if past is not None:
+            await self._record_resume(past, started_at)
+            if await asyncio.to_thread(self._is_described):
+                return
         roles = (await asyncio.shield(connecting)).roles
-        device = get_device(self._config.device)
-        machine = {"python": platform.python_version(), "platform": platform.platform(), "host": platform.node()}
         row = {
-            "created_at": datetime.now(timezone.utc),
+            "created_at": started_at,
             "preset": self._config.preset,
             "seed": self._config.seed,
             "device": self._config.device,
@@ -217,9 +254,35 @@ class SearchDriver:
             "config_json": self._config.to_json(),
             "config_sha256": self._config.sha256(),
             "code_version": code_version(),
-            "fingerprint_json": json.dumps({**device.fingerprint(), **machine}, sort_keys=True),
+            "fingerprint_json": self._fingerprint_json(),
         }
         await self._recorder.commit.remote("runs", [row])
+
+    def _is_described(self) -> bool:
+        return len(read_table(self._config.output, "runs", self._run_id, columns=["run_id"])) > 0
+
+    async def _record_resume(self, past: Restored, resumed_at: datetime) -> None:
+        lost = [dict(row) for row in past.lost_calls]
+        if lost:
+            await self._recorder.commit.remote("llm_calls", lost)
+            self._recorded("llm_calls", lost)
+        costs = [row["cost_usd"] for row in lost]
+        row = {
+            "resumed_at": resumed_at,
+            "config_json": self._config.to_json(),
+            "config_sha256": self._config.sha256(),
+            "edits_json": json.dumps(self._edits, sort_keys=True),
+            "code_version": code_version(),
+            "fingerprint_json": self._fingerprint_json(),
+            "lost_calls": len(lost),
+            "lost_cost_usd": sum(cost for cost in costs if isinstance(cost, float)),
+        }
+        await self._recorder.commit.remote("resumes", [row])
+
+    def _fingerprint_json(self) -> str:
+        device = get_device(self._config.device)
+        machine = {"python": platform.python_version(), "platform": platform.platform(), "host": platform.node()}
+        return json.dumps({**device.fingerprint(), **machine}, sort_keys=True)
 
     def _recorded(self, table: str, rows: Rows) -> None:
         before = self._tally.best

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
 from accelopt_ray.tally import Tally
 from actors.cluster import Cluster
-from actors.driver import Outcome, SearchDriver
+from actors.driver import Edits, Outcome, SearchDriver
 from actors.events import Event
 from actors.memory import Memory
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
@@ -43,7 +43,7 @@ class Run:
         """Yields what has happened since the last time, perhaps nothing, about twice a second until the run ends.
 
         Raises:
-            RunFailedError: The driver died.
+            RunFailedError: The driver was lost.
         """
         position = 0
         ended = False
@@ -51,8 +51,8 @@ class Run:
             ended = bool(ray.wait([self.finished], timeout=0)[0])
             try:
                 events = ray.get(self.driver.events.remote(position, 0.0 if ended else _POLL_S))
-            except RayActorError as error:
-                raise RunFailedError(f"the driver of the run died: {error}") from None
+            except RayError as error:
+                raise RunFailedError(f"the driver of the run was lost: {error}") from None
             position += len(events)
             yield events
 
@@ -69,20 +69,26 @@ class Run:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from None
             raise RunFailedError(f"{type(error.cause).__name__}: {error.cause}") from None
-        except RayActorError as error:
-            raise RunFailedError(f"the driver of the run died: {error}") from None
+        except RayError as error:
+            raise RunFailedError(f"the driver of the run was lost: {error}") from None
         return outcome
 
     def stop(self) -> Tally | None:
         """Ends the run early; returns where it stands, or None if its driver does not answer in time."""
         try:
             tally: Tally = ray.get(self.driver.stop.remote(), timeout=_STOP_TIMEOUT_S)
-        except (GetTimeoutError, RayActorError, RayTaskError):
+        except RayError:
             return None
         return tally
 
 
-def start_run(config: RunConfig, run_id: str, cluster: Cluster, make_evaluator: EvaluatorFactory | None = None) -> Run:
+def start_run(
+    config: RunConfig,
+    run_id: str,
+    cluster: Cluster,
+    make_evaluator: EvaluatorFactory | None = None,
+    edits: Edits | None = None,
+) -> Run:
     """Starts the actors of a run and the search.
 
     Args:
@@ -90,6 +96,7 @@ def start_run(config: RunConfig, run_id: str, cluster: Cluster, make_evaluator: 
         run_id: Names the run.
         cluster: The cluster this process is connected to.
         make_evaluator: Evaluates instead of the configured device.
+        edits: Takes the run in ``config.output`` up again, after these changes; None starts a new one.
 
     Raises:
         UserError: The cluster does not have what the device needs.
@@ -108,5 +115,7 @@ def start_run(config: RunConfig, run_id: str, cluster: Cluster, make_evaluator: 
     settings = config.search_settings()
     memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
     workers = [start(slot) for slot in range(slots)]
-    driver: Any = ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, workers, start)
+    driver: Any = (
+        ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, workers, start, edits)
+    )
     return Run(driver, recorder, driver.run.remote())

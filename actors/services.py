@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.search.rows import call_row, call_start_row, result_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from actors.events import Event, EventLog
 from actors.pool import ProfilerPool
@@ -34,6 +35,7 @@ class RayServices:
         recorded: Callable[[str, Rows], None],
         events: EventLog,
         limits: Limits,
+        askings: Mapping[str, int],
     ) -> None:
         """Joins what the driver has started.
 
@@ -44,6 +46,7 @@ class RayServices:
             recorded: Told of every row once it is accepted, with the name of its table.
             events: Where the search's own events go.
             limits: Bounds of each stage of each evaluation.
+            askings: How often calls were asked for in earlier sessions of the run, by call id.
         """
         self._client = client
         self._pool = pool
@@ -51,23 +54,28 @@ class RayServices:
         self._recorded = recorded
         self._events = events
         self._limits = limits
+        self._askings = askings
 
     async def complete(self, call: ModelCall) -> ModelReply:
-        """Asks the model and returns the reply once its row is on disk."""
+        """Asks the model and returns the reply once its row is on disk; that it is asked is on disk before."""
         started_at = datetime.now(timezone.utc)
+        asking = self._askings.get(call.call_id, 0)
+        await self._recorder.commit.remote("call_starts", [call_start_row(call, asking, started_at)])
         reply = await self._client.complete(call)
-        rows = [call_row(call, reply, started_at)]
+        rows = [call_row(call, reply, asking, started_at)]
         await self._recorder.commit.remote("llm_calls", rows)
         self._recorded("llm_calls", rows)
         return reply
 
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        """Evaluates on the pool.
+        """Evaluates on the pool and returns the result once it is on disk.
 
         Raises:
             UserError: The task or its reference proved defective.
         """
-        return await self._pool.evaluate(replace(job, limits=self._limits))
+        result = await self._pool.evaluate(replace(job, limits=self._limits))
+        await self._recorder.commit.remote("results", [result_row(job, result)])
+        return result
 
     async def record(self, table: str, rows: Rows) -> None:
         """Hands rows to the recorder."""
@@ -77,10 +85,3 @@ class RayServices:
     def progress(self, event: str, **values: object) -> None:
         """Tells watchers of what is no row of any table."""
         self._events.append(Event(event, values))
-
-
-def call_row(call: ModelCall, reply: ModelReply, started_at: datetime) -> dict[str, object]:
-    """The ``llm_calls`` row of a finished call."""
-    row = asdict(call)
-    del row["affinity"]
-    return {**row, **asdict(reply), "started_at": started_at}

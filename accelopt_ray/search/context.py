@@ -87,7 +87,7 @@ class SearchContext:
             best_percent_of_peak=self.best.result.percent_of_peak if self.best is not None else None,
             evaluations=self.evaluations,
             cost_usd=self.cost_usd,
-            elapsed_s=time.monotonic() - self._started_s,
+            elapsed_s=self.services.history.elapsed_s + time.monotonic() - self._started_s,
         )
 
     def halted(self) -> str | None:
@@ -113,7 +113,9 @@ class SearchContext:
             executor's or fixer's reply comes with one evaluation reserved, to be used or given back.
         """
         call_id = self.ids.call(owner, role)
-        if not self.services.knows_call(call_id) and self.halted() is not None:
+        if not self.services.knows_call(call_id) and (
+            self.halted() is not None or self.services.ended(self.task.name, self.iteration)
+        ):
             return None
         if role in ("executor", "fixer"):
             self.evaluations += 1
@@ -152,6 +154,8 @@ class SearchContext:
                 source=source.text,
                 device=self.settings.device,
                 check=self.settings.check,
+                task_name=self.task.name,
+                iteration=self.iteration,
             )
         )
 

@@ -24,11 +24,18 @@ class History:
         replies: Finished calls by call id, failed ones included; leave out those that are to be asked again.
         evaluations: Final results by evaluation id.
         recorded: Table and :func:`~accelopt_ray.search.rows.row_key` of every row that is already stored.
+        ended_iterations: Number of the last iteration that has ended, by task. What such an iteration did not ask, for
+            want of budget, stays unasked.
+        lost_cost_usd: What calls that never answered are taken to have cost, by task.
+        elapsed_s: How long the earlier run has taken.
     """
 
     replies: Mapping[str, ModelReply] = field(default_factory=dict)
     evaluations: Mapping[str, EvaluationResult] = field(default_factory=dict)
     recorded: AbstractSet[tuple[str, str]] = frozenset()
+    ended_iterations: Mapping[str, int] = field(default_factory=dict)
+    lost_cost_usd: Mapping[str, float] = field(default_factory=dict)
+    elapsed_s: float = 0.0
 
 
 class RememberingServices:
@@ -38,9 +45,18 @@ class RememberingServices:
         self._services = services
         self._history = history
 
+    @property
+    def history(self) -> History:
+        """What is answered without asking."""
+        return self._history
+
     def knows_call(self, call_id: str) -> bool:
         """Whether a call is answered from the history, at no cost."""
         return call_id in self._history.replies
+
+    def ended(self, task: str, iteration: int) -> bool:
+        """Whether an iteration had ended before, so that nothing new is asked in it."""
+        return iteration <= self._history.ended_iterations.get(task, -1)
 
     async def complete(self, call: ModelCall) -> ModelReply:
         """Returns the recorded reply, or asks."""

@@ -71,7 +71,7 @@ class SearchResult:
         iterations: Iterations that were run to their end.
         evaluations: Evaluations made, repeated measurements included and duplicates left out.
         model_calls: Model calls finished, failed ones included.
-        cost_usd: What they cost, in US dollars.
+        cost_usd: What they cost, in US dollars, and what lost calls are taken to have cost.
     """
 
     task: str
@@ -123,15 +123,17 @@ async def run_search(
     Raises:
         Exception: Whatever the services raise, once everything under way is cancelled. The search can then be resumed.
     """
+    past = history or History()
     context = SearchContext(
         settings=settings,
         task=task,
         task_ref=task_ref or TaskRef(task.name),
-        services=RememberingServices(services, history or History()),
+        services=RememberingServices(services, past),
         prompts=prompts or PromptLibrary(),
         stoppers=[*stoppers_for(settings), *stoppers],
         ids=Identifiers(task.name),
         memory=memory or LocalStore(settings.memory_rule, settings.memory_capacity),
+        cost_usd=past.lost_cost_usd.get(task.name, 0.0),
     )
     return await _Search(context).run()
 

@@ -1,18 +1,21 @@
 """What a search records: one function for each table, with the columns of the trajectory's schema.
 
-Rows carry ``task`` and ``iteration``; the recorder adds ``run_id`` and ``schema_version``. The ``llm_calls`` and
-``runs`` tables are written by others: the first by whoever completes a call, the second by whoever starts a run.
+Rows carry ``task`` and ``iteration``; the recorder adds ``run_id`` and ``schema_version``. The search itself records
+what it concludes; what it asks for is recorded by whoever provides it, before the search sees it: ``call_starts``,
+``llm_calls`` and ``results``. ``runs`` and ``resumes`` are written by whoever starts a run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 
-from accelopt_ray.evaluation.records import EvaluationResult
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.search.candidates import Attempt, Candidate, Plan
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.memory import ExperienceItem
+from accelopt_ray.search.services import ModelCall, ModelReply
 
 Row = Mapping[str, object]
 
@@ -40,6 +43,37 @@ def row_key(table: str, row: Row) -> str:
 def now() -> datetime:
     """Returns the present time in UTC, as timestamps are stored."""
     return datetime.now(timezone.utc)
+
+
+def call_start_row(call: ModelCall, asking: int, started_at: datetime) -> dict[str, object]:
+    """A call that is about to be made for the ``asking``-th time, from 0."""
+    return {
+        "task": call.task,
+        "iteration": call.iteration,
+        "call_id": call.call_id,
+        "asking": asking,
+        "role": call.role,
+        "started_at": started_at,
+    }
+
+
+def call_row(call: ModelCall, reply: ModelReply, asking: int, started_at: datetime) -> dict[str, object]:
+    """A finished call; arguments as in :func:`call_start_row`."""
+    row = asdict(call)
+    del row["affinity"]
+    return {**row, **asdict(reply), "outcome": str(reply.outcome), "asking": asking, "started_at": started_at}
+
+
+def result_row(job: EvaluationJob, result: EvaluationResult) -> dict[str, object]:
+    """A finished evaluation, before anything is concluded from it."""
+    return {
+        "task": job.task_name,
+        "iteration": job.iteration,
+        "evaluation_id": job.evaluation_id,
+        "outcome": str(result.outcome),
+        "result_json": result.to_json(),
+        "ended_at": now(),
+    }
 
 
 def iteration_row(

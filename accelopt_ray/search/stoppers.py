@@ -24,7 +24,7 @@ class SearchState:
         best_percent_of_peak: Percent of the hardware's limit that the best kernel reaches; None if not known.
         evaluations: Evaluations made or under way, and executor and fixer calls that will each lead to one.
         cost_usd: US dollars spent on finished calls.
-        elapsed_s: Seconds since the search started, in this process.
+        elapsed_s: Seconds that the search has taken, those before it was resumed included.
     """
 
     iteration: int

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Raised by one whenever a column is added, so that a reader can tell an older trajectory from a newer one."""
 
 VERSION_KEY = b"accelopt_schema_version"
@@ -137,10 +137,11 @@ _ALL = (
     ),
     _table(
         "llm_calls",
-        "one row for each finished model call, on disk before the reply is used",
+        "one row for each model call, on disk before the reply is used; one more when it was asked again after a kill",
         _STEP,
         [
-            ("call_id", pa.string(), "unique in the run; the same when the same search asks again"),
+            ("call_id", pa.string(), "the same when the same search asks again; unique together with `asking`"),
+            ("asking", pa.int32(), "0, or how often it had been asked for before; the last one's reply is used"),
             ("role", pa.string(), "`planner`, `executor`, `summarizer` or `fixer`"),
             ("model", pa.string(), "model name as asked for"),
             ("endpoint", pa.string(), "base URL that answered"),
@@ -159,11 +160,22 @@ _ALL = (
             ("price_known", pa.bool_(), "false when no price is known, so that `cost_usd` is 0 for want of one"),
             ("latency_s", pa.float64(), "seconds from the call to the complete reply, retries included"),
             ("retries", pa.int32(), "attempts before the one that is recorded"),
-            ("outcome", pa.string(), "`ok`, `empty`, `truncated`, `refused` or `error`"),
+            ("outcome", pa.string(), "`ok`, `empty`, `truncated`, `refused`, `error` or `lost` (in flight at a kill)"),
             ("error_text", _TEXT, "what went wrong"),
             ("sample_index", pa.int32(), "which of the independent samples of its prompt"),
             ("seed", pa.int64(), "sampling seed sent with the call"),
             ("started_at", _TIMESTAMP, "when the call was made"),
+        ],
+    ),
+    _table(
+        "call_starts",
+        "one row for each model call, on disk before it is made; one without a row in `llm_calls` was lost",
+        _STEP,
+        [
+            ("call_id", pa.string(), "key into `llm_calls`, together with `asking`"),
+            ("asking", pa.int32(), "as in `llm_calls`"),
+            ("role", pa.string(), "as in `llm_calls`"),
+            ("started_at", _TIMESTAMP, "when it was about to be made"),
         ],
     ),
     _table(
@@ -228,6 +240,17 @@ _ALL = (
         ],
     ),
     _table(
+        "results",
+        "one row for each finished evaluation, on disk before the result is used; what a resumed run reads",
+        _STEP,
+        [
+            ("evaluation_id", pa.string(), "key into `evaluations`, where the attempt's own row may follow much later"),
+            ("outcome", pa.string(), "`correct` or how it failed"),
+            ("result_json", _TEXT, "the whole result, with the device's explanation and the check's details"),
+            ("ended_at", _TIMESTAMP, "when it was final"),
+        ],
+    ),
+    _table(
         "memory_items",
         "one row when an experience item enters the memory, one more when it leaves",
         _STEP,
@@ -252,6 +275,21 @@ _ALL = (
             ("candidate_id", pa.string(), "who took it"),
             ("latency_ms", pa.float64(), "latency that it was ranked by"),
             ("rule", pa.string(), "why it is there"),
+        ],
+    ),
+    _table(
+        "resumes",
+        "one row for each time the run was taken up again",
+        _KEYS,
+        [
+            ("resumed_at", _TIMESTAMP, "when"),
+            ("config_json", _TEXT, "the resolved configuration from then on"),
+            ("config_sha256", pa.string(), "its hash"),
+            ("edits_json", _TEXT, "settings that were changed: name to [before, after]"),
+            ("code_version", pa.string(), "version of accelopt-ray"),
+            ("fingerprint_json", _TEXT, "toolchain, device and machine that results depend on"),
+            ("lost_calls", pa.int64(), "calls that were in flight when the run before ended"),
+            ("lost_cost_usd", pa.float64(), "what they are taken to have cost"),
         ],
     ),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,13 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from accelopt_ray.trajectory.schema import SCHEMA_VERSION, named_table
+from accelopt_ray.trajectory.schema import SCHEMA_VERSION, TABLES, named_table
 
 PARTITION_KEY = "p_run"
 """Folder key; not ``run_id``, which is a column of the files and must not be defined twice."""
+
+PART_NAME = re.compile(r"part-(\d{6,})-[0-9a-f]+\.parquet$")
+"""Name of a part: its number in the order of writing, and something unique."""
 
 
 class TrajectoryWriter:
@@ -31,7 +35,7 @@ class TrajectoryWriter:
     """
 
     def __init__(self, root: str | Path, run_id: str) -> None:
-        """Opens the writer; nothing is written yet.
+        """Opens the writer; nothing is written yet. What the run has written before is continued.
 
         Args:
             root: The trajectory's folder (``<output>/trajectory``) or a URI that pyarrow's filesystems understand.
@@ -43,9 +47,11 @@ class TrajectoryWriter:
         else:
             self._filesystem, self._root = pafs.FileSystem.from_uri(root)
         self._run_id = run_id
-        self._sequence = 0
+        self._sequence = self._next_sequence()
         self._known_sources: set[str] = set()
         self._known_prompts: set[str] = set()
+        if self._sequence:
+            self._recall_texts()
 
     def write(self, table: str, rows: Sequence[Mapping[str, object]]) -> str | None:
         """Makes rows durable as one part file.
@@ -66,13 +72,42 @@ class TrajectoryWriter:
         if not completed:
             return None
         data = named_table(table).arrow(completed)
-        folder = f"{self._root}/{table}/{PARTITION_KEY}={self._run_id}"
+        folder = self._folder(table)
         name = f"part-{self._sequence:06d}-{uuid.uuid4().hex[:12]}.parquet"
         self._store(data, folder, name)
         # Only what reached the disk counts as known: after a failed flush the same rows carry their texts again.
         self._sequence += 1
         self._known_sources, self._known_prompts = sources, prompts
         return f"{folder}/{name}"
+
+    def _next_sequence(self) -> int:
+        """One more than the highest number among the run's parts, so that later parts sort behind earlier ones."""
+        numbers = [-1]
+        for table in TABLES:
+            selector = pafs.FileSelector(self._folder(table), allow_not_found=True)
+            names = (PART_NAME.match(info.base_name) for info in self._filesystem.get_file_info(selector))
+            numbers += [int(name[1]) for name in names if name is not None]
+        return max(numbers) + 1
+
+    def _recall_texts(self) -> None:
+        """Learns which texts are stored already; a damaged part only means that some are stored once more."""
+        for table, key, text, known in (
+            ("sources", "source_sha256", "source_sha256", self._known_sources),
+            ("llm_calls", "system_prompt_sha256", "system_prompt", self._known_prompts),
+        ):
+            selector = pafs.FileSelector(self._folder(table), allow_not_found=True)
+            for info in self._filesystem.get_file_info(selector):
+                if PART_NAME.match(info.base_name) is None:
+                    continue
+                try:
+                    with self._filesystem.open_input_file(info.path) as stream:
+                        part = pq.ParquetFile(stream).read(columns=sorted({key, text}))
+                except (OSError, pa.ArrowException):
+                    continue
+                known.update(part[key].filter(part[text].is_valid()).to_pylist())
+
+    def _folder(self, table: str) -> str:
+        return f"{self._root}/{table}/{PARTITION_KEY}={self._run_id}"
 
     @staticmethod
     def check(table: str, rows: Sequence[Mapping[str, object]]) -> None:
