@@ -20,8 +20,8 @@ from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
 
 Array = NDArray[Any]
 
-#: Multiplications of a product (about 0.7 ms of one core) from which several threads may pay.
-_LARGE = 1 << 26
+#: Multiplications of a product (about 1.5 ms of one core) from which several threads may pay.
+_LARGE = 1 << 27
 #: Products that several threads may make slower, at first and per faster one, before the run stays on one thread.
 _PATIENCE = 2
 _TOLERATED_SHARE = 0.05
@@ -31,11 +31,11 @@ class Products:
     """Computes the products of one run.
 
     Attributes:
-        threads: Threads that large products may use.
+        threads: Threads that large products may use: what BLAS was configured for, at most the cores at hand.
     """
 
     def __init__(self) -> None:
-        self.threads = _usable_cores()
+        self.threads = 1
         self._libraries: list[Any] = []
         self._seconds_per_multiplication = 0.0
         self._losses = 0
@@ -73,6 +73,8 @@ class Products:
         """Keeps BLAS on one thread between large products, and restores its threads at the end."""
         controller = ThreadpoolController().select(user_api="blas")
         self._libraries = controller.lib_controllers
+        configured = max((library.num_threads for library in self._libraries), default=1)
+        self.threads = min(configured, _usable_cores())
         with controller.limit(limits=1), np.errstate(all="ignore"):
             yield
 

@@ -4,8 +4,8 @@ A tensor on chip whose only write is a plain load from memory that never changes
 can read that memory directly, and the load disappears. What matters is that every read is proven to see the load's
 values, and that the load's index map can be inverted.
 
-This pays for slices, which need little of what a load brings in. Whole runs read each loaded tile many times and gain as
-much from its compact copy as they would from leaving it out.
+This pays for slices, which need little of what a load brings in. Whole runs read each loaded tile many times and gain
+as much from its compact copy as they would from leaving it out.
 """
 
 from __future__ import annotations

@@ -8,14 +8,18 @@ too little.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accelopt_ray.nki_sim.dtypes import storage
 from accelopt_ray.nki_sim.numerics.dependence import choose_batched_loops
 from accelopt_ray.nki_sim.numerics.errors import NumericsError
 from accelopt_ray.nki_sim.numerics.execute import Executable
@@ -274,6 +278,16 @@ def _test(flags: NDArray[np.bool_], loops: list[int], indices: dict[int, int]) -
     return lambda: bool(flags[tuple(indices[loop] for loop in loops)])
 
 
+def _sparse_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Returns an array whose memory is claimed in small pages, where it is written: a slice writes little of it."""
+    memory = mmap.mmap(-1, max(1, prod(shape) * dtype.itemsize))
+    small_pages = getattr(mmap, "MADV_NOHUGEPAGE", None)
+    if small_pages is not None:
+        with suppress(OSError):  # kernels without huge pages do not know the advice
+            memory.madvise(small_pages)
+    return np.frombuffer(memory, dtype=dtype, count=prod(shape)).reshape(shape)
+
+
 def run_slice(
     program: Program, inputs: Sequence[Array | float | int], regions: Sequence[Region]
 ) -> list[Array]:
@@ -300,7 +314,9 @@ def run_slice(
     nest = Nest(program)
     batching = choose_batched_loops(nest, only_contractions=True)
     demand = Demand(nest, batching.loops, regions)
-    executable = Executable(program, inputs, None, nest, batching)
+    buffers = [program.buffers[identity] for identity in program.outputs]
+    outputs = [_sparse_array(buffer.shape, storage(buffer.dtype)) for buffer in buffers]
+    executable = Executable(program, inputs, outputs, nest, batching)
     executable.run(demand)
     return [
         executable.results[region.output][tuple(slice(low, high) for low, high in region.bounds)].copy()
