@@ -39,7 +39,10 @@ class RowBlocking(Rule):
 
     id = "row-blocking"
     title = "Let a block of row tiles share every right-hand tile, and transpose the left side once"
-    problem = "inside a loop over column blocks every row tile is loaded and transposed again, and the right side is reloaded."
+    problem = (
+        "inside a loop over column blocks every row tile is loaded and transposed again, and the right side is "
+        "reloaded."
+    )
     evidence = "hbm_read_bytes far above the inputs' size, or transpose_flops above 6 percent of hardware_flops."
     change = (
         "make blocks of a few row tiles the outermost loop, transpose their left sides once, and for every right-hand "
