@@ -73,6 +73,9 @@ def connected(cpus: int | None = None) -> Iterator[Cluster]:
 
 def _start_local(cpus: int | None) -> None:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    # Ray's memory monitor watches the machine, not us: when anything else fills it, it kills the run's own actors.
+    # Candidates have limits of their own.
+    os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
     ray.init(
         address="local",
         num_cpus=cpus,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
@@ -70,7 +70,7 @@ class ProfilerPool:
         for next_answer in asyncio.as_completed(answers):
             try:
                 await next_answer
-            except RayActorError as error:
+            except RayError as error:
                 fault = str(error)
             else:
                 return
@@ -98,7 +98,7 @@ class ProfilerPool:
                 return self._given_up(job, EvaluationOutcome.TIMEOUT, "worker_stuck", "its worker stopped answering")
             except UserError:
                 raise  # as plain as it was in the worker: another worker would say the same
-            except (RayActorError, RayTaskError) as error:
+            except RayError as error:
                 fault = str(error)
                 continue
             self.statistics.evaluated += 1
@@ -144,7 +144,7 @@ class ProfilerPool:
         """Opens a slot once its first worker is ready."""
         try:
             await ready
-        except RayActorError:
+        except RayError:
             await self._bring_back(slot)
         else:
             self._idle.put_nowait(slot)
@@ -156,7 +156,7 @@ class ProfilerPool:
             self._workers[slot] = self._start_worker(slot)
             try:
                 await _answer(self._workers[slot].core.remote())
-            except RayActorError:
+            except RayError:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 30.0)
             else:
