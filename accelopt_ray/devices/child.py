@@ -11,9 +11,9 @@ What holds where:
 * Linux: descendants are found and killed even if they left the session; a watch on the memory of all of them together;
 * Linux with unprivileged user namespaces: no network, no view of other processes, temporary files in a memory file
   system of bounded size, and the kernel itself kills everything when the first process ends;
-* Linux with Landlock: nothing readable but Python and the given paths, nothing writable but the private folder, no
-  program can be started;
-* macOS has neither; a confined child is then isolated by session, limits and environment only.
+* Linux with seccomp (x86-64, arm64): no second process and no other program can be started;
+* Linux with Landlock: nothing readable but Python and the given paths, nothing writable but the private folder;
+* macOS has none of these; a confined child is then isolated by session, limits and environment only.
 
 :func:`accelopt_ray.devices.protections.protections` measures which of these are active.
 """
@@ -210,6 +210,7 @@ class _Supervision:
                 "confined": confined,
                 "namespaces": confined and confinement.available()["namespaces"],
                 "landlock": confined and confinement.available()["landlock"],
+                "seccomp": confined and confinement.available()["seccomp"],
                 "folder": str(self._folder),
                 "folder_bytes": _CONFINED_FOLDER_BYTES,
                 "import_paths": list(self._task.import_paths),
@@ -326,6 +327,7 @@ class _Supervision:
             protections={
                 "namespaces": bool(status.get("namespaces", False)),
                 "landlock": self._task.confined and confinement.available()["landlock"],
+                "seccomp": self._task.confined and confinement.available()["seccomp"],
             },
         )
 

@@ -10,6 +10,7 @@ Constants are those of the Linux user API headers (``sched.h``, ``prctl.h``, ``l
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import resource
 import subprocess
@@ -207,28 +208,34 @@ def python_paths() -> tuple[str, ...]:
     return tuple(sorted(path for path in paths if os.path.exists(path)))
 
 
+_PROBE = """
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+from accelopt_ray.devices import confinement, seccomp
+namespaces = confinement.enter_namespaces()
+if namespaces:
+    # Entering succeeds on some systems where nothing can be started inside.
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    namespaces = os.waitpid(child, 0)[1] == 0
+print(json.dumps({"namespaces": namespaces, "seccomp": seccomp.forbid_processes()}))
+"""
+
+
 @lru_cache(maxsize=1)
 def available() -> dict[str, bool]:
-    """Which of the two strong protections this system offers: ``namespaces`` and ``landlock``."""
+    """Which of the strong protections this system offers: ``namespaces``, ``seccomp`` and ``landlock``."""
+    root = str(Path(accelopt_ray.__file__).resolve().parent.parent)
+    # In a process of its own: what is tried cannot be undone.
     probe = subprocess.run(
-        [
-            sys.executable,
-            "-S",
-            "-c",
-            "import sys; sys.path.insert(0, sys.argv[1]);"
-            "from accelopt_ray.devices import confinement; import os;"
-            "ok = confinement.enter_namespaces();"
-            "pid = os.fork() if ok else 0;"
-            "pid or os._exit(0 if ok else 1);"
-            "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))",
-            str(Path(accelopt_ray.__file__).resolve().parent.parent),
-        ],
+        [sys.executable, "-S", "-c", _PROBE, root],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        capture_output=True,
         check=False,
     )
-    return {"namespaces": probe.returncode == 0, "landlock": landlock_version() >= 1}
+    found = json.loads(probe.stdout) if probe.returncode == 0 else {"namespaces": False, "seccomp": False}
+    return {**found, "landlock": landlock_version() >= 1}
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:

@@ -31,7 +31,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from accelopt_ray.devices import confinement
+from accelopt_ray.devices import confinement, seccomp
 
 HEADER = struct.Struct("!I")
 DESCRIPTORS_PER_REQUEST = 4
@@ -309,6 +309,8 @@ def _confine(request: dict[str, Any], namespaces: bool) -> None:
     if request["confined"]:
         confinement.drop_capabilities()
         if request["landlock"] and not confinement.restrict_files(request["readable"], [folder]):
+            os._exit(_EXIT_WITHOUT_PROTECTION)
+        if request["seccomp"] and not seccomp.forbid_processes():
             os._exit(_EXIT_WITHOUT_PROTECTION)
 
 

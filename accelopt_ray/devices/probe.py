@@ -27,6 +27,7 @@ def probe(argument: bytes) -> bytes:
             "no_network": _refused(_connect),
             "no_foreign_files_read": _refused(lambda: open(given["file"], "rb").close()),
             "no_foreign_files_written": _refused(lambda: _write_beside(given["file"])),
+            "no_second_process": _refused(_fork),
             "no_other_programs": _refused(lambda: subprocess.run([sys.executable, "-c", ""], check=True)),
             "no_signals_to_others": _refused(lambda: os.kill(given["pid"], 0)),
         }
@@ -45,6 +46,13 @@ def _connect() -> None:
     # A listener in this very process: needs a network, but nobody else's help.
     with socket.create_server(("127.0.0.1", 0)) as listener:
         socket.create_connection(listener.getsockname(), timeout=1.0).close()
+
+
+def _fork() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _write_beside(file: str) -> None:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import time
 
 
@@ -94,6 +95,14 @@ def fork_bomb(argument: bytes) -> bytes:
             os.fork()
         except OSError:
             time.sleep(0.01)
+
+
+def start_thread(argument: bytes) -> bytes:
+    said: list[bytes] = []
+    thread = threading.Thread(target=lambda: said.append(b"from a thread"))
+    thread.start()
+    thread.join()
+    return said[0]
 
 
 def kill_family(argument: bytes) -> bytes:
