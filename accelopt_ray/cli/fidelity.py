@@ -31,7 +31,8 @@ def fidelity(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare the simulator's latencies and counters with measured ones, kernel by kernel."""
-    from accelopt_ray.nki_sim.fidelity import ablate, compare, leave_one_task_out
+    from accelopt_ray.nki_sim.calibration import ablate, leave_one_task_out
+    from accelopt_ray.nki_sim.fidelity import compare
 
     kernels = _kernels(suite, measured)
     table = compare(kernels, note="" if suite or measured else _OWN_NOTE)
@@ -59,15 +60,16 @@ def calibrate(
     device: Annotated[str, typer.Option(help="Hardware generation to start from.")] = "trn1",
 ) -> None:
     """Fit the simulator's few free constants to measurements of your own."""
-    from accelopt_ray.nki_sim import fidelity as library
+    from accelopt_ray.nki_sim.calibration import calibrate as fit
     from accelopt_ray.nki_sim.cost.constants import save_device_profile
+    from accelopt_ray.nki_sim.fidelity import compare, measured_file
 
     if to.exists():
         raise UserError(f"{to} exists already: choose another file with --to")
-    kernels = library.measured_file(measured, device)
-    before = library.compare(kernels, device)
-    fitted = library.calibrate(kernels, device, name=to.stem)
-    after = library.compare(kernels, fitted)
+    kernels = measured_file(measured, device)
+    before = compare(kernels, device)
+    fitted = fit(kernels, device, name=to.stem)
+    after = compare(kernels, fitted)
     try:
         save_device_profile(fitted, to)
     except OSError as error:
