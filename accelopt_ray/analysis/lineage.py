@@ -90,7 +90,7 @@ def lineage(trajectory: Trajectory, run_id: str, task: str) -> list[Step]:
                 diff=source_diff(parent.source, source, parent.candidate_id, candidate_id) if parent else "",
                 source=source,
                 source_sha256=_text(row["source_sha256"]),
-                simulated=bool(row["simulated"] is True or row["simulated"] == True),  # noqa: E712  (may be <NA>)
+                simulated=not pd.isna(row["simulated"]) and bool(row["simulated"]),
             )
         )
     return steps

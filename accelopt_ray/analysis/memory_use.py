@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 
 
@@ -49,8 +52,6 @@ def memory_size(memory_items: pd.DataFrame, iterations: pd.DataFrame) -> pd.Data
     return pairs.groupby(keys, observed=True)[["positive", "negative"]].sum().reset_index()
 
 
-def _lengths(lists: pd.Series[object]) -> pd.Series[int]:
-    if isinstance(lists.dtype, pd.ArrowDtype):
-        lengths = pc.list_value_length(lists.array.__arrow_array__())
-        return pd.Series(lengths.to_pandas().fillna(0).astype("int64").to_numpy(), index=lists.index)
-    return lists.map(lambda value: len(value) if value is not None else 0)
+def _lengths(lists: pd.Series[Any]) -> pd.Series[int]:
+    lengths = pc.list_value_length(pa.chunked_array([pa.array(lists)])).fill_null(0)
+    return pd.Series(lengths.to_numpy().astype("int64"), index=lists.index)

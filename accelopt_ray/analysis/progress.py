@@ -116,8 +116,8 @@ def iteration_progress(evaluations: pd.DataFrame, selections: pd.DataFrame) -> p
     """Sums up each iteration of each search.
 
     Returns:
-        ``run_id``, ``task``, ``iteration``, ``evaluations`` (rows), ``correct``, ``best_speedup`` (over the baseline, by
-        any kernel up to this iteration), and of the beam that the iteration handed on ``beam_best_speedup``,
+        ``run_id``, ``task``, ``iteration``, ``evaluations`` (rows), ``correct``, ``best_speedup`` (over the baseline,
+        by any kernel up to this iteration), and of the beam that the iteration handed on ``beam_best_speedup``,
         ``beam_worst_speedup``, ``beam_mean_speedup`` (NaN where no beam was recorded), ``simulated``.
     """
     keys = [*SEARCH, "iteration"]

@@ -96,7 +96,7 @@ class Trajectory:
         table = self._read("runs", [name for name in _columns("runs") if name != "models"])
         frame = typed_frame(table)
         for role, models in _models_by_role(self._read("runs", ["models"])["models"]).items():
-            frame[f"{role}_model"] = pd.array(models, dtype=frame["run_id"].dtype)
+            frame[f"{role}_model"] = pd.Series(models, index=frame.index, dtype=frame["run_id"].dtype)
         # A resumed run may say again what it is; the first row tells when it began.
         return frame.sort_values("created_at").drop_duplicates("run_id").reset_index(drop=True)
 
