@@ -11,7 +11,7 @@ import typer
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
-    from accelopt_ray.nki_sim.fidelity import MeasuredKernel
+    from accelopt_ray.nki_sim.measurements import MeasuredKernel
 
 _OWN_NOTE = (
     "Predicted: this project's baselines. Measured: published trn1 profiles of their counterparts, which compute the "
@@ -62,7 +62,8 @@ def calibrate(
     """Fit the simulator's few free constants to measurements of your own."""
     from accelopt_ray.nki_sim.calibration import calibrate as fit
     from accelopt_ray.nki_sim.cost.constants import save_device_profile
-    from accelopt_ray.nki_sim.fidelity import compare, measured_file
+    from accelopt_ray.nki_sim.fidelity import compare
+    from accelopt_ray.nki_sim.measurements import measured_file
 
     if to.exists():
         raise UserError(f"{to} exists already: choose another file with --to")
@@ -79,7 +80,7 @@ def calibrate(
 
 
 def _kernels(suite: Path | None, measured: Path | None) -> list[MeasuredKernel]:
-    from accelopt_ray.nki_sim.fidelity import measured_file, own_baselines, published_suite
+    from accelopt_ray.nki_sim.measurements import measured_file, own_baselines, published_suite
     from nkibench.task import TaskError
 
     if suite is not None and measured is not None:
