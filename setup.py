@@ -19,6 +19,7 @@ REQUIREMENTS = [
     "libcst>=1.5",
     "numpy>=2.2,<3",
     "ml_dtypes>=0.5",
+    "threadpoolctl>=3.5",
     "pandas>=2.3",
     "pyarrow>=18",
     "pydantic>=2.8,<3",
@@ -29,6 +30,7 @@ REQUIREMENTS = [
     "uvicorn>=0.30",
     "platformdirs>=4",
     "psutil>=5.9",
+    "jsonschema>=4.20",
 ]
 
 EXTRAS = {
@@ -42,6 +44,7 @@ EXTRAS = {
         "pytest>=8",
         "pytest-timeout>=2.3",
         "hypothesis>=6.100",
+        "duckdb>=1.1",
         "ruff>=0.8",
         "mypy>=1.13",
         "pandas-stubs>=2.2",
