@@ -1,0 +1,1 @@
+"""Cluster files, checked without a cloud account: node types, versions, prices."""
