@@ -8,7 +8,7 @@ from accelopt_ray.devices.protocol import Device
 from accelopt_ray.devices.simulator import SimulatorDevice
 from accelopt_ray.outcome import UserError
 
-SIMULATED = ("sim-trn1", "sim-trn2")
+SIMULATED = ("sim-trn1", "sim-trn2", "sim-trn3")
 
 
 def get_device(name: str) -> Device:
@@ -20,7 +20,7 @@ def get_device(name: str) -> Device:
     if name in SIMULATED:
         return SimulatorDevice(name, name.removeprefix("sim-"))
     if name == "neuron":
-        raise UserError("device 'neuron' is not available in this version: use sim-trn1 or sim-trn2")
+        raise UserError("device 'neuron' is not available in this version: use sim-trn1, sim-trn2 or sim-trn3")
     close = difflib.get_close_matches(name, [*SIMULATED, "neuron"], n=1)
     hint = f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(SIMULATED)}"
     raise UserError(f"unknown device '{name}': {hint}")
