@@ -19,6 +19,7 @@ from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.presets import DEFAULT_PRESET, preset_settings
 from accelopt_ray.search.settings import SearchSettings
+from nkibench.task import Task, load_task
 
 ROLES = ("planner", "executor", "summarizer", "fixer")
 """Who asks a model; each may have an endpoint of its own."""
@@ -94,8 +95,9 @@ class RunConfig(_Section):
     """Everything that a run depends on.
 
     Attributes:
-        task: A built-in task's name, a task folder, or ``PATH#task`` in the published layout.
-        shape: Shape parameters that replace the task's own.
+        task: A built-in task's name, a task folder, or ``PATH#task`` in the published layout; several of these with
+            commas between them are searched at once.
+        shape: Shape parameters that replace the tasks' own; ``TASK.NAME`` means one of several tasks.
         device: Device that evaluates.
         check: Correctness check.
         preset: Search preset that :attr:`search` starts from.
@@ -106,6 +108,8 @@ class RunConfig(_Section):
             are not named. Without any, the offline rewriter is the model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
+        allocate: How several tasks share budgets: ``even`` gives each the same part, ``adaptive`` moves the budget of
+            evaluations to where the next ones promise most.
     """
 
     task: str
@@ -119,6 +123,7 @@ class RunConfig(_Section):
     models: dict[str, list[Endpoint]] = Field(default_factory=dict)
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)
+    allocate: Literal["even", "adaptive"] = "even"
 
     @field_validator("models", mode="before")
     @classmethod
@@ -140,6 +145,46 @@ class RunConfig(_Section):
             if missing:
                 raise ValueError(f"no endpoint for {', '.join(missing)}: name one or give models.default")
         return models
+
+    @property
+    def tasks(self) -> list[str]:
+        """Where each task is found; a folder may have commas in its name."""
+        if Path(self.task.partition("#")[0]).exists():
+            return [self.task]
+        return [part.strip() for part in self.task.split(",") if part.strip()]
+
+    def shape_of(self, task_name: str) -> dict[str, int]:
+        """Shape parameters that replace one task's own; those given for this task win over those for all."""
+        general = {name: value for name, value in self.shape.items() if "." not in name}
+        prefix = f"{task_name}."
+        own = {key.removeprefix(prefix): value for key, value in self.shape.items() if key.startswith(prefix)}
+        return {**general, **own}
+
+    def load_tasks(self) -> list[Task]:
+        """Loads the tasks at the run's shapes.
+
+        Raises:
+            TaskError: One of them does not exist or is defective, or has no such shape parameter.
+            UserError: Two have one name, or a shape parameter names a task that is not among them.
+        """
+        tasks = [load_task(location) for location in self.tasks]
+        names = [task.name for task in tasks]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"two tasks are called {name!r}: name each task once")
+        for key in self.shape:
+            if "." in key and key.partition(".")[0] not in names:
+                raise UserError(f"shape {key!r} names no task of the run: they are {', '.join(names)}")
+        return [load_task(location, self.shape_of(name)) for location, name in zip(self.tasks, names, strict=True)]
+
+    def settings_of_each(self, count: int) -> SearchSettings:
+        """The settings of each of ``count`` searches that share the run's budgets of evaluations and money."""
+        settings = self.search_settings()
+        if count <= 1:
+            return settings
+        evaluations, cost = settings.max_evaluations, settings.max_cost_usd
+        share = None if evaluations is None or self.allocate == "adaptive" else max(1, evaluations // count)
+        return settings.replace(max_evaluations=share, max_cost_usd=None if cost is None else cost / count)
 
     def search_settings(self) -> SearchSettings:
         """The search's settings.

@@ -1,4 +1,4 @@
-"""The driver: one search, run as an actor, so that it lives in the cluster beside what it uses."""
+"""The driver: a run's searches in one actor, so that they live in the cluster beside what they use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from actors.events import Event, EventLog
 from actors.memory import RemoteStore
 from actors.pool import ProfilerPool
 from actors.services import RayServices, Rows
-from nkibench.task import load_task
 
 if TYPE_CHECKING:
     from accelopt_ray.search.loop import SearchResult
@@ -39,6 +38,7 @@ _LOG = logging.getLogger("accelopt_ray.driver")
 
 _TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "evaluations": (
+        "task",
         "candidate_id",
         "parent_candidate_id",
         "iteration",
@@ -53,15 +53,24 @@ _TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
         "source_sha256",
         "check",
     ),
-    "llm_calls": ("role", "iteration", "outcome", "error_text", "cost_usd", "prompt_tokens", "completion_tokens"),
-    "iterations": ("iteration", "beam_candidate_ids"),
+    "llm_calls": (
+        "task",
+        "role",
+        "iteration",
+        "outcome",
+        "error_text",
+        "cost_usd",
+        "prompt_tokens",
+        "completion_tokens",
+    ),
+    "iterations": ("task", "iteration", "beam_candidate_ids"),
 }
 """Tables that watchers hear of, and the columns that are worth sending; the texts stay in the trajectory."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended.
+    """How one task's search ended.
 
     Attributes:
         tally: Where it stands.
@@ -103,7 +112,7 @@ class LateClient:
 
 
 class SearchDriver:
-    """An asynchronous Ray actor that runs one search. Watching and stopping work while it runs."""
+    """An asynchronous Ray actor that runs the searches of a run. Watching and stopping work while it runs."""
 
     def __init__(
         self,
@@ -130,47 +139,46 @@ class SearchDriver:
         self._run_id = run_id
         self._edits = edits
         self._recorder = recorder
-        self._memory = RemoteStore(memory)
+        self._memory = memory
         self._pool = ProfilerPool(workers, start_worker)
         self._events = EventLog()
-        self._tally = Tally()
-        self._task = load_task(config.task, config.shape)
-        self._search: asyncio.Task[SearchResult] | None = None
+        self._tasks = {task.name: task for task in config.load_tasks()}
+        self._tallies = {name: Tally() for name in self._tasks}
+        self._search: asyncio.Task[dict[str, SearchResult]] | None = None
         self._write_log(config.output / "logs")
 
-    async def run(self) -> Outcome:
-        """Runs the search to its end.
+    async def run(self) -> dict[str, Outcome]:
+        """Runs the searches to their end; returns how each task's ended, by the task's name.
 
         Raises:
             UserError: Something that could not be known before proved wrong in the user's set-up.
         """
         self._search = asyncio.get_running_loop().create_task(self._run())
         try:
-            result = await self._search
+            results = await self._search
         except Exception:
             _LOG.exception("the run failed")
             raise
         finally:
             await self._close()
-        return Outcome(self._tally, str(result.status), result.reason)
+        return {
+            name: Outcome(self._tallies[name], str(result.status), result.reason) for name, result in results.items()
+        }
 
     async def events(self, position: int, wait_s: float) -> list[Event]:
         """Returns the events from a position on; waits a while for the first of them."""
         return await self._events.after(position, wait_s)
 
-    async def stop(self) -> Tally:
-        """Ends the search early, makes everything recorded durable and returns where it stands."""
+    async def stop(self) -> dict[str, Tally]:
+        """Ends the run early, makes everything recorded durable and returns where each task stands."""
         if self._search is not None:
             self._search.cancel()
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._search
         await self._close()
-        return self._tally
+        return self._tallies
 
-    async def _run(self) -> SearchResult:
-        from accelopt_ray.search.history import History
-        from accelopt_ray.search.loop import run_search
-
+    async def _run(self) -> dict[str, SearchResult]:
         await self._recorder.lock.remote()
         past = None if self._edits is None else await self._restore()
         # Connecting takes about as long as the baseline's evaluation, which needs no model.
@@ -188,21 +196,42 @@ class SearchDriver:
         described = asyncio.get_running_loop().create_task(self._record_run(connecting, past))
         try:
             await self._pool.start()
-            result = await run_search(
-                self._config.search_settings(),
-                self._task,
-                services,
-                task_ref=TaskRef(self._task.location, tuple(self._config.shape.items())),
-                memory=self._memory,
-                history=past.history if past is not None else History(),
-            )
+            results = await self._search_all(services, past)
             await described
         finally:
             described.cancel()
             connecting.cancel()
             await asyncio.gather(described, connecting, return_exceptions=True)
             await self._disconnect(connecting)
-        return result
+        return results
+
+    async def _search_all(self, services: RayServices, past: Restored | None) -> dict[str, SearchResult]:
+        from accelopt_ray.search.allocation import AdaptiveTurns, Allowance
+        from accelopt_ray.search.context import all_or_cancel
+        from accelopt_ray.search.history import History
+        from accelopt_ray.search.loop import run_search
+
+        settings = self._config.settings_of_each(len(self._tasks))
+        total = self._config.search_settings().max_evaluations
+        turns = None
+        if self._config.allocate == "adaptive" and total is not None and len(self._tasks) > 1:
+            turns = AdaptiveTurns(list(self._tasks), total)
+        results = await all_or_cancel(
+            *(
+                run_search(
+                    settings,
+                    task,
+                    services,
+                    task_ref=TaskRef(task.location, tuple(self._config.shape_of(name).items())),
+                    memory=RemoteStore(self._memory, name),
+                    history=past.history if past is not None else History(),
+                    stoppers=[Allowance(turns, name)] if turns is not None else [],
+                    turns=turns,
+                )
+                for name, task in self._tasks.items()
+            )
+        )
+        return dict(zip(self._tasks, results, strict=True))
 
     async def _restore(self) -> Restored:
         """Reads what the run has on disk and tells watchers where it stands."""
@@ -212,7 +241,7 @@ class SearchDriver:
         told: dict[str, list[dict[str, object]]] = {}
         for table in ("sources", *_TOLD_COLUMNS):
             rows = await asyncio.to_thread(read_table, self._config.output, table, self._run_id)
-            self._tally.record(table, rows.to_pylist())
+            self._record_in_tallies(table, rows.to_pylist())
             if table in _TOLD_COLUMNS:
                 told[table] = rows.select(list(_TOLD_COLUMNS[table])).to_pylist()
         self._events.append(Event("resumed", {"tables": told, "lost_calls": len(past.lost_calls)}))
@@ -285,18 +314,25 @@ class SearchDriver:
         return json.dumps({**device.fingerprint(), **machine}, sort_keys=True)
 
     def _recorded(self, table: str, rows: Rows) -> None:
-        before = self._tally.best
-        self._tally.record(table, rows)
+        before = {name: tally.best for name, tally in self._tallies.items()}
+        self._record_in_tallies(table, rows)
         for row in rows if table in _TOLD_COLUMNS else ():
             self._events.append(Event(table, {name: row.get(name) for name in _TOLD_COLUMNS[table]}))
-        if table == "sources" or self._tally.best is not before:
-            self._write_best()
+        for name, tally in self._tallies.items():
+            if table == "sources" or tally.best is not before[name]:
+                self._write_best(name)
 
-    def _write_best(self) -> None:
-        text = best_kernel_file(self._tally, self._run_id, self._task.name)
+    def _record_in_tallies(self, table: str, rows: Rows) -> None:
+        for row in rows:
+            tally = self._tallies.get(str(row["task"]))
+            if tally is not None:
+                tally.record(table, [row])
+
+    def _write_best(self, name: str) -> None:
+        text = best_kernel_file(self._tallies[name], self._run_id, name)
         if text is None:
             return
-        path = self._config.output / "best" / f"{self._task.name}.py"
+        path = self._config.output / "best" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".tmp")
         temporary.write_text(text, encoding="utf-8")

@@ -11,25 +11,30 @@ from accelopt_ray.search.settings import MemoryRule
 
 
 class Memory:
-    """An asynchronous Ray actor around a :class:`~accelopt_ray.search.memory.LocalStore`."""
+    """An asynchronous Ray actor around a :class:`~accelopt_ray.search.memory.LocalStore` for each task."""
 
     def __init__(self, rule: MemoryRule, capacity: int) -> None:
         """Starts empty; arguments as in :func:`~accelopt_ray.search.memory.update_memory`."""
-        self._store = LocalStore(rule, capacity)
+        self._rule = rule
+        self._capacity = capacity
+        self._stores: dict[str, LocalStore] = {}
 
-    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
-        """As :meth:`ExperienceStore.update`."""
-        return await self._store.update(new, forgetting)
+    async def update(self, task: str, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+        """As :meth:`ExperienceStore.update`, for one of the run's tasks."""
+        if task not in self._stores:
+            self._stores[task] = LocalStore(self._rule, self._capacity)
+        return await self._stores[task].update(new, forgetting)
 
 
 class RemoteStore:
-    """The search's view of a :class:`Memory` actor."""
+    """One search's view of a :class:`Memory` actor."""
 
-    def __init__(self, memory: Any) -> None:
-        """Takes the actor's handle."""
+    def __init__(self, memory: Any, task: str) -> None:
+        """Takes the actor's handle and the search's task."""
         self._memory = memory
+        self._task = task
 
     async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
         """As :meth:`ExperienceStore.update`."""
-        kept: list[ExperienceItem] = await self._memory.update.remote(list(new), forgetting)
+        kept: list[ExperienceItem] = await self._memory.update.remote(self._task, list(new), forgetting)
         return kept

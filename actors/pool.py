@@ -15,6 +15,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
+from accelopt_ray.sharing import FairQueue
 
 MAX_DISPATCHES = 3
 """A job whose workers die or fail this often is given up: by then it is more likely the cause than the victim."""
@@ -54,7 +55,7 @@ class ProfilerPool:
         self.statistics = PoolStatistics()
         self._start_worker = start_worker
         self._workers = dict(enumerate(workers))
-        self._idle: asyncio.Queue[int] = asyncio.Queue()
+        self._idle: FairQueue[int] = FairQueue()
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -88,7 +89,7 @@ class ProfilerPool:
         arrived = time.monotonic()
         fault = ""
         for dispatch in range(MAX_DISPATCHES):
-            slot = await self._idle.get()
+            slot = await self._idle.get(job.task_name)
             queue_s = time.monotonic() - arrived
             if dispatch:
                 self.statistics.retried += 1
@@ -137,6 +138,7 @@ class ProfilerPool:
 
     def _replace(self, slot: int) -> None:
         self.statistics.workers_lost += 1
+        self._idle.forget(slot)
         ray.kill(self._workers[slot])
         self._prepare(self._bring_back(slot))
 

@@ -56,30 +56,30 @@ class Run:
             position += len(events)
             yield events
 
-    def result(self) -> Outcome:
-        """Waits for the end and returns how the run ended.
+    def result(self) -> dict[str, Outcome]:
+        """Waits for the end and returns how each task's search ended, by the task's name.
 
         Raises:
             UserError: The user's set-up proved wrong.
             RunFailedError: Anything else that ended the run.
         """
         try:
-            outcome: Outcome = ray.get(self.finished)
+            outcomes: dict[str, Outcome] = ray.get(self.finished)
         except RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from None
             raise RunFailedError(f"{type(error.cause).__name__}: {error.cause}") from None
         except RayError as error:
             raise RunFailedError(f"the driver of the run was lost: {error}") from None
-        return outcome
+        return outcomes
 
-    def stop(self) -> Tally | None:
-        """Ends the run early; returns where it stands, or None if its driver does not answer in time."""
+    def stop(self) -> dict[str, Tally] | None:
+        """Ends the run early; returns where each task stands, or None if its driver does not answer in time."""
         try:
-            tally: Tally = ray.get(self.driver.stop.remote(), timeout=_STOP_TIMEOUT_S)
+            tallies: dict[str, Tally] = ray.get(self.driver.stop.remote(), timeout=_STOP_TIMEOUT_S)
         except RayError:
             return None
-        return tally
+        return tallies
 
 
 def start_run(

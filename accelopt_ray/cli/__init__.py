@@ -10,13 +10,20 @@ import sys
 
 import typer
 
+from accelopt_ray.cli import cluster, sweep
 from accelopt_ray.cli.bench import bench
+from accelopt_ray.cli.compact import compact
+from accelopt_ray.cli.compare import compare
 from accelopt_ray.cli.doctor import doctor
+from accelopt_ray.cli.export import export
 from accelopt_ray.cli.fidelity import calibrate, fidelity
 from accelopt_ray.cli.new_task import new_task
 from accelopt_ray.cli.optimize import optimize
 from accelopt_ray.cli.profile import profile
+from accelopt_ray.cli.resume import resume
+from accelopt_ray.cli.report import report
 from accelopt_ray.cli.serve import serve_rewriter
+from accelopt_ray.cli.watch import watch
 from accelopt_ray.outcome import UserError
 
 USER_ERROR_EXIT_CODE = 2
@@ -34,13 +41,21 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(optimize)
+app.command()(resume)
 app.command()(profile)
 app.command()(bench)
 app.command()(fidelity)
 app.command()(calibrate)
+app.command()(report)
+app.command()(watch)
+app.command()(compare)
+app.command()(export)
+app.command()(compact)
 app.command()(doctor)
 app.command("serve-rewriter")(serve_rewriter)
 app.command("new-task")(new_task)
+app.add_typer(cluster.app, name="cluster")
+app.add_typer(sweep.app, name="sweep")
 
 
 @app.callback()

@@ -2,33 +2,35 @@
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import re
-import signal
 import uuid
-from collections.abc import Iterator
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accelopt_ray.cli.progress import describe, shown
+from accelopt_ray.cli.options import MaxEvaluations, MaxMinutes, MaxUsd, Patience, StopAtPercentOfPeak, budgets
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
     from accelopt_ray.config import RunConfig
-    from actors.driver import Outcome
     from nkibench.task import Task
+
+ALL_TASKS = "all"
+"""Stands for every built-in task that counts in the benchmark's average."""
 
 OFFLINE_SIZES = {"iterations": 3, "beam_width": 2, "plans_per_candidate": 3, "attempts_per_plan": 1}
 """Sizes of a search with the offline rewriter, which has only so many ideas, where nothing else is asked for."""
 
 
 def optimize(
-    task: Annotated[
-        str | None, typer.Argument(help="Built-in task, task folder, or PATH#task.", metavar="TASK_OR_DIR")
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Built-in task, task folder, PATH#task, or all; several run at once.", metavar="TASK_OR_DIR..."
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; options win over it.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder, new or empty.")] = None,
@@ -52,20 +54,28 @@ def optimize(
     ] = None,
     memory_capacity: Annotated[int | None, typer.Option(help="Experience items kept.")] = None,
     seed: Annotated[int | None, typer.Option(help="Root of every random choice.")] = None,
+    max_evaluations: MaxEvaluations = None,
+    max_usd: MaxUsd = None,
+    max_minutes: MaxMinutes = None,
+    stop_at_percent_of_peak: StopAtPercentOfPeak = None,
+    patience: Patience = None,
+    allocate: Annotated[str | None, typer.Option(help="Budgets of several tasks: even or adaptive.")] = None,
     slots: Annotated[int | None, typer.Option(help="Evaluations at once.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each stage.")] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the diff of baseline and best at the end.")] = False,
 ) -> None:
     """Search for a faster kernel. Without a model the built-in offline rewriter plays it."""
-    from accelopt_ray.cli.tasks import parse_shape, usable_task
+    from accelopt_ray.cli.session import claimed, run_and_conclude
+    from accelopt_ray.cli.tasks import parse_shape
     from accelopt_ray.config import load_config
 
-    run_id = _new_run_id(task)
+    named = _named_tasks(tasks or [])
+    run_id = new_run_id(named)
     defaults: dict[str, object] = {"output": f"runs/{run_id}"}
     if endpoint is None and config is None and preset is None:
         defaults["search"] = OFFLINE_SIZES
     overrides: dict[str, object] = {
-        "task": _absolute(task),
+        "task": ",".join(_absolute(each) for each in named) or None,
         "shape": parse_shape(shape or []),
         "device": device,
         "check": check,
@@ -80,33 +90,63 @@ def optimize(
             "negative_threshold": negative_threshold,
             "experiences_per_iteration": experiences,
             "memory_capacity": memory_capacity,
+            **budgets(max_evaluations, max_usd, max_minutes, stop_at_percent_of_peak, patience),
         },
         "models": _models(endpoint, model, api_key_env),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,
+        "allocate": allocate,
         "output": None if output is None else str(output),
     }
     resolved = load_config(config, overrides, defaults)
-    found = usable_task(resolved.task, resolved.shape)
-    run_config = resolved.model_copy(update={"task": found.location, "output": resolved.output.absolute()})
-    _check_device_and_models(run_config)
-    with _claimed(run_config.output), _terminated_like_interrupted():
-        outcome = _run(run_config, found, run_id)
-    if outcome is None:
-        raise typer.Exit(1)
-    raise typer.Exit(_conclude(run_config, found, outcome, diff))
+    found = usable_tasks(resolved)
+    locations = ",".join(task.location for task in found)
+    run_config = resolved.model_copy(update={"task": locations, "output": resolved.output.absolute()})
+    check_device_and_models(run_config)
+    with claimed(run_config.output):
+        raise typer.Exit(run_and_conclude(run_config, found, run_id, diff=diff))
 
 
-def _new_run_id(task: str | None) -> str:
+def _named_tasks(arguments: Sequence[str]) -> list[str]:
+    """Spells out commas and ``all``."""
+    named: list[str] = []
+    for argument in arguments:
+        parts = [argument] if Path(argument.partition("#")[0]).exists() else argument.split(",")
+        named += [part.strip() for part in parts if part.strip()]
+    if ALL_TASKS not in named:
+        return named
+    from nkibench.task import list_tasks, load_task
+
+    every = [name for name in list_tasks() if load_task(name).in_average]
+    return list(dict.fromkeys(name for each in named for name in (every if each == ALL_TASKS else [each])))
+
+
+def usable_tasks(config: RunConfig) -> list[Task]:
+    """Loads the tasks and runs each one's reference once at its reduced shape.
+
+    Raises:
+        UserError: There is no such task, or one of its files is missing or broken.
+    """
+    from nkibench.task import TaskError
+
+    try:
+        tasks = config.load_tasks()
+        for task in tasks:
+            task.check()
+    except TaskError as error:
+        raise UserError(str(error)) from None
+    return tasks
+
+
+def new_run_id(tasks: Sequence[str]) -> str:
     """A name that sorts by time and is unique without asking anyone."""
-    label = re.sub(r"\W+", "-", Path((task or "run").rpartition("#")[2]).name) or "run"
+    task = tasks[0] if len(tasks) == 1 else f"{len(tasks)}-tasks" if tasks else "run"
+    label = re.sub(r"\W+", "-", Path(task.rpartition("#")[2]).name) or "run"
     return f"{label}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
 
 
-def _absolute(location: str | None) -> str | None:
+def _absolute(location: str) -> str:
     """A task's location as every process of the run finds it, wherever it runs."""
-    if location is None:
-        return None
     path, separator, name = location.rpartition("#")
     return f"{Path(path).resolve()}#{name}" if separator else location
 
@@ -122,7 +162,7 @@ def _models(endpoint: str | None, model: str | None, api_key_env: str | None) ->
     return {"default": named if api_key_env is None else {**named, "api_key_env": api_key_env}}
 
 
-def _check_device_and_models(config: RunConfig) -> None:
+def check_device_and_models(config: RunConfig) -> None:
     """Asks everything outside this machine that the run depends on whether it is there.
 
     Raises:
@@ -139,112 +179,3 @@ def _check_device_and_models(config: RunConfig) -> None:
 
         client = ModelClient({role: [each.model_endpoint() for each in config.endpoints(role)] for role in ROLES})
         asyncio.run(client.probe())
-
-
-@contextlib.contextmanager
-def _claimed(output: Path) -> Iterator[None]:
-    """Makes the run's folder; takes it away again if the run ends before anything was written there.
-
-    Raises:
-        UserError: It holds something already, or cannot be written.
-    """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} is not empty and may hold another run: choose a new folder with --output")
-    made = not output.exists()
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "trajectory").mkdir()
-    except OSError as error:
-        raise UserError(f"cannot write {output} ({error.strerror}): choose another folder with --output") from None
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # what is not empty stays
-            (output / "trajectory").rmdir()
-            if made:
-                output.rmdir()
-
-
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Lets SIGTERM end a run as Ctrl-C does: processes gone, trajectory whole."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _run(config: RunConfig, task: Task, run_id: str) -> Outcome | None:
-    """Runs the search and shows it.
-
-    Returns:
-        How it ended, or None if it failed by a fault that is not the user's, which has been told.
-
-    Raises:
-        UserError: Something proved wrong in the user's set-up.
-        KeyboardInterrupt: The run was stopped; what was recorded is on disk.
-    """
-    settings = config.search_settings()
-    with shown(settings.iterations) as progress:
-        models = ", ".join(sorted({each.model for role in config.models.values() for each in role}))
-        progress.say(
-            f"task {task.name} ({task.shape_text}) on {config.device}, model {models or 'offline rewriter'}, "
-            f"T={settings.iterations} B={settings.beam_width} N={settings.plans_per_candidate} "
-            f"K={settings.attempts_per_plan}, preset {settings.preset}, run {run_id}"
-        )
-        from actors.cluster import connected
-        from actors.run import RunFailedError, start_run
-
-        with connected(config.slots) as cluster:
-            progress.say(f"{'local Ray cluster' if cluster.local else 'Ray cluster'} ready, {cluster.cpus} CPUs")
-            run = start_run(config, run_id, cluster)
-            (config.output / "config.yaml").write_text(config.to_yaml(), encoding="utf-8")
-            try:
-                for events in run.events():
-                    for event in events:
-                        progress.event(event.name, event.values)
-                return run.result()
-            except RunFailedError as error:
-                first_line = str(error).strip().splitlines()[0]
-                progress.say(f"the run failed: {first_line}; see {config.output / 'logs' / 'driver.log'}")
-                return None
-            except KeyboardInterrupt:
-                progress.say("stopping")
-                run.stop()
-                progress.say(f"stopped; everything so far is in {config.output}")
-                raise
-
-
-def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> int:
-    """Prints what the run came to and returns the exit code."""
-    best_path = config.output / "best" / f"{task.name}.py"
-    trajectory = config.output / "trajectory"
-    tally = outcome.tally
-    baseline, best = tally.baseline, tally.best
-    print()
-    if baseline is None or best is None or tally.speedup is None:
-        print(f"no result: {outcome.reason or outcome.status}; see {trajectory}")
-        return 1
-    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.outcomes.most_common())
-    if outcome.status != "completed":
-        print(f"ended early: {outcome.reason or outcome.status}")
-    print(f"task        {task.name} ({task.shape_text})")
-    print(f"baseline    {describe(baseline)}")
-    print(f"best        {describe(best)}")
-    print(f"speed-up    {tally.speedup:.2f}x" + (" (simulated)" if best.simulated else ""))
-    print(f"evaluations {tally.evaluations}: {outcomes}")
-    print(f"model calls {sum(tally.calls.values())}, {tally.tokens:,} tokens, {tally.cost_usd:.2f} USD")
-    print(f"best kernel {best_path}")
-    print(f"trajectory  {trajectory}")
-    if diff and tally.baseline_source is not None and tally.best_source is not None:
-        print()
-        lines = difflib.unified_diff(
-            tally.baseline_source.splitlines(), tally.best_source.splitlines(), "baseline", "best", lineterm=""
-        )
-        print("\n".join(lines))
-    return 1 if outcome.status == "no_model_reply" else 0

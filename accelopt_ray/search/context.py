@@ -19,7 +19,7 @@ from accelopt_ray.search.memory import ExperienceStore
 from accelopt_ray.search.rows import Row, source_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings
-from accelopt_ray.search.stoppers import SearchState, Stopper, first_reason
+from accelopt_ray.search.stoppers import SearchState, Stopper, first_reason, nearly_used
 from accelopt_ray.search.streams import stream_seed
 
 _T = TypeVar("_T")
@@ -56,6 +56,7 @@ class SearchContext:
         cost_usd: US dollars spent on them.
         evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
             iteration would have started before the first evaluation is counted.
+        correct: Every correct candidate, by its id.
     """
 
     settings: SearchSettings
@@ -75,8 +76,10 @@ class SearchContext:
     model_calls: int = 0
     cost_usd: float = 0.0
     evaluations: int = 0
+    correct: dict[str, Candidate] = field(default_factory=dict)
     _halted: str | None = None
     _stored_sources: set[str] = field(default_factory=set)
+    _warned_budgets: set[int] = field(default_factory=set)
     _started_s: float = field(default_factory=time.monotonic)
 
     def state(self) -> SearchState:
@@ -93,7 +96,12 @@ class SearchContext:
     def halted(self) -> str | None:
         """Returns why no further call may start, or None. Once halted, a search stays so."""
         if self._halted is None:
-            self._halted = first_reason(self.stoppers, self.state(), urgent_only=True)
+            state = self.state()
+            self._halted = first_reason(self.stoppers, state, urgent_only=True)
+            for budget, message in nearly_used(self.stoppers, state):
+                if budget not in self._warned_budgets:
+                    self._warned_budgets.add(budget)
+                    self.progress("warning", message=message)
         return self._halted
 
     async def ask(

@@ -28,6 +28,7 @@ from datetime import datetime
 from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationResult, TaskRef
 from accelopt_ray.outcome import StrEnum
+from accelopt_ray.search.allocation import Standing, Turns
 from accelopt_ray.search.beam import select_beam
 from accelopt_ray.search.candidates import Attempt, Candidate, is_valid
 from accelopt_ray.search.canonical import KernelSource
@@ -45,6 +46,9 @@ from accelopt_ray.search.streams import stream
 
 # A dead endpoint must not run through all iterations; one silent iteration may be a passing trouble.
 _SILENT_ITERATIONS = 2
+
+_PINNED = "pinned"
+"""Why a candidate is in a beam that no rule has chosen it for."""
 
 
 class SearchStatus(StrEnum):
@@ -104,6 +108,7 @@ async def run_search(
     history: History | None = None,
     stoppers: Sequence[Stopper] = (),
     memory: ExperienceStore | None = None,
+    turns: Turns | None = None,
 ) -> SearchResult:
     """Searches for a faster kernel.
 
@@ -116,6 +121,7 @@ async def run_search(
         history: Durable state of an earlier, interrupted run of the same search; nothing in it is asked for again.
         stoppers: Rules that end the search, besides those of the settings.
         memory: Keeps the experience memory, empty at first; this process by default.
+        turns: Asked before each iteration, where several searches share a budget.
 
     Returns:
         The result. Failed calls, plans and kernels are part of it.
@@ -135,22 +141,31 @@ async def run_search(
         memory=memory or LocalStore(settings.memory_rule, settings.memory_capacity),
         cost_usd=past.lost_cost_usd.get(task.name, 0.0),
     )
-    return await _Search(context).run()
+    return await _Search(context, turns).run()
 
 
 class _Search:
     """One task's search from baseline to result."""
 
-    def __init__(self, context: SearchContext) -> None:
+    def __init__(self, context: SearchContext, turns: Turns | None) -> None:
         self._context = context
+        self._turns = turns
         self._settings = context.settings
         self._beam: list[Candidate] = []
         self._memory: list[ExperienceItem] = []
         self._recent: list[Attempt] = []
+        self._pinned: set[str] = set()
         self._silent_iterations = 0
         self._ended_iterations = 0
 
     async def run(self) -> SearchResult:
+        try:
+            return await self._run()
+        finally:
+            if self._turns is not None:
+                self._turns.ended(self._context.task.name, self._standing())
+
+    async def _run(self) -> SearchResult:
         context, settings = self._context, self._settings
         context.progress(
             "search_started",
@@ -165,7 +180,7 @@ class _Search:
             reason = f"the baseline kernel is {baseline.outcome}: {baseline.error_text or baseline.reason}".rstrip(": ")
             return self._result(SearchStatus.BASELINE_FAILED, reason, baseline)
         for iteration in range(1, settings.iterations + 1):
-            reason_to_stop = first_reason(context.stoppers, context.state())
+            reason_to_stop = first_reason(context.stoppers, context.state()) or await self._refused_turn()
             if reason_to_stop is not None:
                 return self._result(SearchStatus.STOPPED, reason_to_stop, baseline)
             context.iteration = iteration
@@ -178,6 +193,19 @@ class _Search:
                 reason = f"no model has given a usable reply in {_SILENT_ITERATIONS} iterations"
                 return self._result(SearchStatus.NO_MODEL_REPLY, reason, baseline)
         return self._result(SearchStatus.COMPLETED, "", baseline)
+
+    async def _refused_turn(self) -> str | None:
+        """Waits for this search's turn; returns why it gets none."""
+        standing = self._standing()
+        if self._turns is None or standing is None:
+            return None
+        return await self._turns.next(self._context.task.name, standing)
+
+    def _standing(self) -> Standing | None:
+        best = self._context.best
+        if best is None:
+            return None
+        return Standing(best.latency_ms, best.result.percent_of_peak, self._context.evaluations)
 
     async def _evaluate_baseline(self) -> EvaluationResult:
         context, task = self._context, self._context.task
@@ -199,7 +227,8 @@ class _Search:
         if is_valid(result):
             context.baseline_latency_ms = result.latency_ms
             context.owners[source.canonical_sha256] = result.evaluation_id
-            self._beam = [candidate]
+            context.correct[candidate.candidate_id] = candidate
+            self._beam = self._with_pins([candidate])
             self._set_best(candidate)
             await self._record_selection(started_at, (), "baseline")
         return result
@@ -218,13 +247,27 @@ class _Search:
         self._note_silence(outcome)
         ties = stream(settings.seed, "beam", context.task.name, context.iteration)
         previous = outcome.beam
-        self._beam = select_beam(settings.selection_rule, previous, outcome.groups, settings.beam_width, ties)
+        context.correct.update({each.candidate_id: each.candidate() for each in outcome.attempts if each.valid})
+        selected = select_beam(settings.selection_rule, previous, outcome.groups, settings.beam_width, ties)
+        self._beam = self._with_pins(selected)
         self._recent = [*self._recent, *outcome.attempts][-max(1, settings.feedback_attempts) :]
         self._note_best(outcome)
         if settings.use_memory:
             self._memory = await learn(context, self._memory, outcome.groups)
         await self._record_selection(started_at, previous, str(settings.selection_rule))
         self._report(outcome)
+
+    def _with_pins(self, beam: list[Candidate]) -> list[Candidate]:
+        """Adds the candidates that are pinned to the next iteration and not in the beam by themselves."""
+        context = self._context
+        present = {candidate.candidate_id for candidate in beam}
+        pinned = [
+            context.correct[candidate_id]
+            for candidate_id, first_iteration in context.settings.pins.items()
+            if first_iteration <= context.iteration + 1 and candidate_id in context.correct
+        ]
+        self._pinned = {candidate.candidate_id for candidate in pinned} - present
+        return [*beam, *(candidate for candidate in pinned if candidate.candidate_id in self._pinned)]
 
     def _note_silence(self, outcome: IterationResult) -> None:
         if self._context.usable_replies:
@@ -269,7 +312,7 @@ class _Search:
                 rank,
                 candidate,
                 None if candidate.candidate_id in stand_ins else candidate.latency_ms,
-                rule,
+                _PINNED if candidate.candidate_id in self._pinned else rule,
             )
             for rank, candidate in enumerate(self._beam)
         ]

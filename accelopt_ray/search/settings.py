@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from accelopt_ray.outcome import StrEnum, UserError
 
@@ -56,6 +57,7 @@ class SearchSettings:
         max_cost_usd: No model call starts once this much is spent.
         max_wall_s: No model call starts once the search has run this long, in seconds.
         stop_file: No model call starts once a file exists at this path.
+        pins: Candidates that are carried beside every beam, each from the iteration given with it on.
     """
 
     preset: str = "beyond"
@@ -85,6 +87,7 @@ class SearchSettings:
     max_cost_usd: float | None = None
     max_wall_s: float | None = None
     stop_file: str | None = None
+    pins: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks every range.
@@ -114,6 +117,8 @@ class SearchSettings:
                 _check_number(name, getattr(self, name), 0.0, high_number)
         if self.check not in ("published", "strict"):
             raise UserError(f"check is {self.check!r}: choose published or strict")
+        for candidate_id, iteration in self.pins.items():
+            _check_integer(f"pins.{candidate_id}", iteration, 1, 10_000)
         # A value from YAML arrives as text; the enumerations accept it and reject anything else in one line.
         object.__setattr__(self, "selection_rule", _member(SelectionRule, "selection_rule", self.selection_rule))
         object.__setattr__(self, "memory_rule", _member(MemoryRule, "memory_rule", self.memory_rule))

@@ -13,6 +13,9 @@ from typing import ClassVar, Protocol
 
 from accelopt_ray.search.settings import SearchSettings
 
+WARNED_SHARE = 0.8
+"""Of a budget: at this share whoever watches is warned, once."""
+
 
 @dataclass(frozen=True)
 class SearchState:
@@ -44,6 +47,9 @@ class Stopper(Protocol):
     def reason(self, state: SearchState) -> str | None:
         """Returns why the search should end, in a few words, or None."""
 
+    def used(self, state: SearchState) -> float | None:
+        """Returns how much of a budget is used, from 0 to 1; None if the rule is no budget."""
+
 
 @dataclass(frozen=True)
 class NoImprovement:
@@ -57,6 +63,10 @@ class NoImprovement:
         if state.iterations_without_improvement < self.iterations:
             return None
         return f"no improvement for {self.iterations} iterations"
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -72,6 +82,10 @@ class PercentOfPeak:
             return None
         return f"{self.percent:g} percent of peak reached"
 
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return None
+
 
 @dataclass(frozen=True)
 class EvaluationBudget:
@@ -80,9 +94,16 @@ class EvaluationBudget:
     evaluations: int
     urgent: ClassVar[bool] = True
 
+    def __str__(self) -> str:
+        return f"{self.evaluations} evaluations"
+
     def reason(self, state: SearchState) -> str | None:
         """See :class:`Stopper`."""
         return f"budget of {self.evaluations} evaluations used" if state.evaluations >= self.evaluations else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return state.evaluations / self.evaluations
 
 
 @dataclass(frozen=True)
@@ -92,9 +113,16 @@ class CostBudget:
     usd: float
     urgent: ClassVar[bool] = True
 
+    def __str__(self) -> str:
+        return f"{self.usd:g} USD"
+
     def reason(self, state: SearchState) -> str | None:
         """See :class:`Stopper`."""
         return f"budget of {self.usd:g} USD used" if state.cost_usd >= self.usd else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return state.cost_usd / self.usd if self.usd else 1.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +132,16 @@ class WallTime:
     seconds: float
     urgent: ClassVar[bool] = True
 
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s"
+
     def reason(self, state: SearchState) -> str | None:
         """See :class:`Stopper`."""
         return f"time limit of {self.seconds:g} s reached" if state.elapsed_s >= self.seconds else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return state.elapsed_s / self.seconds if self.seconds else 1.0
 
 
 @dataclass(frozen=True)
@@ -119,6 +154,10 @@ class StopFile:
     def reason(self, state: SearchState) -> str | None:
         """See :class:`Stopper`."""
         return f"stop file {self.path} found" if self.path.exists() else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return None
 
 
 def stoppers_for(settings: SearchSettings) -> list[Stopper]:
@@ -137,6 +176,16 @@ def stoppers_for(settings: SearchSettings) -> list[Stopper]:
     if settings.stop_file is not None:
         rules.append(StopFile(Path(settings.stop_file)))
     return rules
+
+
+def nearly_used(stoppers: Sequence[Stopper], state: SearchState) -> list[tuple[int, str]]:
+    """Names the budgets of which :data:`WARNED_SHARE` is used, each with its position among the rules."""
+    warned: list[tuple[int, str]] = []
+    for position, stopper in enumerate(stoppers):
+        used = stopper.used(state)
+        if used is not None and used >= WARNED_SHARE:
+            warned.append((position, f"{used:.0%} of the budget is used ({stopper})"))
+    return warned
 
 
 def first_reason(stoppers: Sequence[Stopper], state: SearchState, *, urgent_only: bool = False) -> str | None:

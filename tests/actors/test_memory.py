@@ -28,4 +28,13 @@ def test_an_actor_keeps_what_the_local_store_keeps(rule: MemoryRule):
         return [[item.item_id for item in each] for each in rounds]
 
     actor = ray.remote(Memory).options(num_cpus=0).remote(rule, 5)
-    assert asyncio.run(kept(RemoteStore(actor))) == asyncio.run(kept(LocalStore(rule, 5)))
+    assert asyncio.run(kept(RemoteStore(actor, "silu"))) == asyncio.run(kept(LocalStore(rule, 5)))
+
+
+def test_tasks_do_not_see_each_others_items():
+    async def kept() -> list[ExperienceItem]:
+        await RemoteStore(actor, "silu").update(items(0), random.Random(0))
+        return await RemoteStore(actor, "mamba").update(items(1), random.Random(0))
+
+    actor = ray.remote(Memory).options(num_cpus=0).remote(MemoryRule.PAPER, 9)
+    assert {item.iteration for item in asyncio.run(kept())} == {1}

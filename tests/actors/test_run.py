@@ -96,7 +96,7 @@ def test_a_run_leaves_a_whole_trajectory_and_its_best_kernel(tmp_path: Path, fre
     with scripted_endpoint(Model()) as base_url:
         run = start_run(config(tmp_path, base_url), "run-1", free_cluster, scripted_device)
         events = drain(run)
-        outcome = run.result()
+        outcome = run.result()["silu"]
     tables = {
         name: read_table(tmp_path, name).to_pylist()
         for name in ("runs", "iterations", "llm_calls", "plans", "sources", "evaluations", "selections")
@@ -132,8 +132,9 @@ def test_a_stopped_run_leaves_a_readable_trajectory_and_no_actor(tmp_path: Path,
         for events in run.events():
             if any(event.name == "iterations" and event.values["iteration"] == 1 for event in events):
                 break
-        tally = run.stop()
-    assert tally is not None
+        tallies = run.stop()
+    assert tallies is not None
+    tally = tallies["silu"]
     assert len(read_table(tmp_path, "evaluations")) == tally.evaluations > 1
     assert len(read_table(tmp_path, "llm_calls")) == sum(tally.calls.values())
     with pytest.raises(RunFailedError):

@@ -1,0 +1,153 @@
+"""Moving a total budget of evaluations between the searches of one run, to where the next ones promise most.
+
+The rule, in rounds. In the first round every task runs one iteration. Then, round by round, the more promising half of
+the tasks that still search (rounded up) runs one iteration each, and the others wait. A task's promise is its expected
+gain per evaluation: the logarithm of its best latency's fall in an iteration, over the evaluations that iteration made,
+averaged over its iterations with each one weighing as much as all before it; it starts from a tenth of what lies
+between baseline and the hardware's limit, and never exceeds what is left until there. An iteration that brings nothing
+halves the promise, so a task that has stalled gives way, and one that waits keeps its promise and gets its turn.
+
+Each round may use what is left of the budget, in equal shares. A round starts when the one before is over, so that the
+choice depends on results alone and not on their order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol
+
+from accelopt_ray.search.stoppers import SearchState
+
+_INITIAL_SHARE = 0.1
+_UNKNOWN_PERCENT_OF_PEAK = 50.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where one task's search stands between two iterations.
+
+    Attributes:
+        latency_ms: Of its best kernel.
+        percent_of_peak: Of its best kernel; None if not known.
+        evaluations: Made so far.
+    """
+
+    latency_ms: float
+    percent_of_peak: float | None
+    evaluations: int
+
+
+class Turns(Protocol):
+    """Who may run the next iteration."""
+
+    async def next(self, task: str, standing: Standing) -> str | None:
+        """Waits for a task's turn; returns None, or why it gets none any more."""
+
+    def ended(self, task: str, standing: Standing | None) -> None:
+        """Says that a task's search has ended; ``standing`` is None if it had no baseline."""
+
+
+@dataclass(frozen=True)
+class _Account:
+    standing: Standing
+    promise: float | None = None
+    allowance: int | None = None
+
+
+class AdaptiveTurns:
+    """The rule above; belongs to one event loop."""
+
+    def __init__(self, tasks: Sequence[str], max_evaluations: int) -> None:
+        """Starts with no round run.
+
+        Args:
+            tasks: Names of all tasks; the first round waits for each of them.
+            max_evaluations: Budget of all together.
+        """
+        self._order = list(tasks)
+        self._searching = set(tasks)
+        self._max_evaluations = max_evaluations
+        self._accounts: dict[str, _Account] = {}
+        self._waiting: dict[str, asyncio.Future[str | None]] = {}
+
+    async def next(self, task: str, standing: Standing) -> str | None:
+        """See :class:`Turns`."""
+        self._update(task, standing)
+        self._waiting[task] = asyncio.get_running_loop().create_future()
+        self._start_round()
+        return await self._waiting[task]
+
+    def ended(self, task: str, standing: Standing | None) -> None:
+        """See :class:`Turns`."""
+        if standing is not None:
+            self._update(task, standing)
+        self._searching.discard(task)
+        self._waiting.pop(task, None)
+        self._start_round()
+
+    def allowance(self, task: str) -> int:
+        """How many evaluations a task may have made by the end of the present round."""
+        account = self._accounts.get(task)
+        return self._max_evaluations if account is None or account.allowance is None else account.allowance
+
+    def _update(self, task: str, standing: Standing) -> None:
+        account = self._accounts.get(task)
+        headroom = math.log(max(1.0, 100.0 / (standing.percent_of_peak or _UNKNOWN_PERCENT_OF_PEAK)))
+        if account is None:
+            self._accounts[task] = _Account(standing)
+            return
+        made = standing.evaluations - account.standing.evaluations
+        if made <= 0 and standing == account.standing:
+            return
+        made = max(1, made)
+        gain = math.log(account.standing.latency_ms / standing.latency_ms) / made
+        before = account.promise if account.promise is not None else _INITIAL_SHARE * headroom / made
+        promise = min((before + gain) / 2, headroom / made)
+        self._accounts[task] = replace(account, standing=standing, promise=promise)
+
+    def _start_round(self) -> None:
+        waiting = [task for task in self._order if task in self._waiting and not self._waiting[task].done()]
+        if not waiting or self._searching - set(waiting):
+            return
+        left = self._max_evaluations - sum(account.standing.evaluations for account in self._accounts.values())
+        if left <= 0:
+            for task in waiting:
+                self._waiting.pop(task).set_result(f"total budget of {self._max_evaluations} evaluations used")
+            return
+        chosen = self._chosen(waiting)
+        for task in chosen:
+            account = self._accounts[task]
+            allowance = account.standing.evaluations + max(1, left // len(chosen))
+            self._accounts[task] = replace(account, allowance=allowance)
+            self._waiting.pop(task).set_result(None)
+
+    def _chosen(self, waiting: Sequence[str]) -> list[str]:
+        def promise(task: str) -> float:
+            known = self._accounts[task].promise
+            return math.inf if known is None else known
+
+        new = [task for task in waiting if promise(task) == math.inf]
+        if new:
+            return new
+        ranked = sorted(waiting, key=lambda task: (-promise(task), self._order.index(task)))
+        return ranked[: math.ceil(len(ranked) / 2)]
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Ends a search that has used its share of the round's budget."""
+
+    turns: AdaptiveTurns
+    task: str
+    urgent: ClassVar[bool] = True
+
+    def reason(self, state: SearchState) -> str | None:
+        """See :class:`~accelopt_ray.search.stoppers.Stopper`."""
+        return "total budget of evaluations used" if state.evaluations >= self.turns.allowance(self.task) else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`~accelopt_ray.search.stoppers.Stopper`."""
+        return None
