@@ -14,7 +14,7 @@ from accelopt_ray.rewrite.calls import canonical_module
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.reader import OPERATORS, CallReader, Reading, operand_slots, result_shape
 from accelopt_ray.rewrite.regions import Argument, Buffer, Loop, Op, Opaque, Ref, Space
-from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read, substitute
+from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read, substitute, walk
 from accelopt_ray.rewrite.values import Names, whole
 
 _LOOPS = {
@@ -45,7 +45,7 @@ class Kernel:
         self.understood = True
         self.statics: list[tuple[list[ast.stmt], ast.Assign]] = []
         self._flattened: list[tuple[ast.Assign, str]] = []
-        self._taken = {node.id for node in ast.walk(tree.module) if isinstance(node, ast.Name)}
+        self._taken = {node.id for node in walk(tree.module) if isinstance(node, ast.Name)}
         self._taken |= {argument.arg for argument in tree.entry.args.args}
         self._positions = itertools.count()
         self._read_imports(tree.module.body)
@@ -71,7 +71,7 @@ class Kernel:
         return self.tree.source()
 
     def _nest_again(self, assignment: ast.Assign, name: str) -> None:
-        mentions = [n for n in ast.walk(self.tree.entry) if isinstance(n, ast.Name) and n.id == name]
+        mentions = [n for n in walk(self.tree.entry) if isinstance(n, ast.Name) and n.id == name]
         if len(mentions) != 2:
             return
         for block in _blocks(self.tree.entry):
@@ -81,7 +81,7 @@ class Kernel:
             following = block[place + 1] if place + 1 < len(block) else None
             if following is None or isinstance(following, (ast.For, ast.If)):
                 return
-            if any(n in mentions for n in ast.walk(following)):
+            if any(n in mentions for n in walk(following)):
                 substitute(following, {name: assignment.value})
                 del block[place]
             return
@@ -135,7 +135,7 @@ class Kernel:
 
     def _bind_arguments(self, entry: ast.FunctionDef) -> None:
         tensors: set[str] = set()
-        for node in ast.walk(entry):
+        for node in walk(entry):
             base = None
             if isinstance(node, (ast.Subscript, ast.Attribute)):
                 base = node.value
@@ -405,8 +405,7 @@ class Kernel:
         elif target is not None:
             destination = self.names.evaluate(target)
             if isinstance(destination, Ref):
-                node = ast.parse(ast.unparse(target), mode="eval").body
-                op.dest = Ref(destination.buffer, destination.dims, node)
+                op.dest = Ref(destination.buffer, destination.dims, target)
                 destination.buffer.writes.append(op)
         self.ops.append(op)
 
@@ -478,7 +477,7 @@ class Kernel:
 
 def _blocks(root: ast.stmt) -> Iterator[list[ast.stmt]]:
     """Every statement list below a statement."""
-    for node in ast.walk(root):
+    for node in walk(root):
         for field in ("body", "orelse"):
             block = getattr(node, field, None)
             if isinstance(block, list):

@@ -19,7 +19,7 @@ from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.normalise import refs_of, render_ref, replace_ref
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Loop, Op, Ref, Space
-from accelopt_ray.rewrite.syntax import names_read, statement
+from accelopt_ray.rewrite.syntax import names_read, statement, walk
 
 
 class NotReorderable(Exception):
@@ -109,7 +109,7 @@ def read_nest(kernel: Kernel, root: Loop) -> Nest:
 
 
 def _check_statements(root: ast.For) -> None:
-    for node in ast.walk(root):
+    for node in walk(root):
         if isinstance(node, ast.stmt) and not isinstance(
             node, (ast.For, ast.Assign, ast.AugAssign, ast.Expr, ast.Pass)
         ):
@@ -117,7 +117,7 @@ def _check_statements(root: ast.For) -> None:
 
 
 def _contains(root: ast.AST, node: ast.AST) -> bool:
-    return any(child is node for child in ast.walk(root))
+    return any(child is node for child in walk(root))
 
 
 def _needs(nest: Nest, leaf: Leaf) -> tuple[Loop, ...]:

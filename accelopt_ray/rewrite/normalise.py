@@ -8,7 +8,7 @@ import copy
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.poly import ONE, Poly
 from accelopt_ray.rewrite.regions import Dim, Op, Ref
-from accelopt_ray.rewrite.syntax import expression, substitute
+from accelopt_ray.rewrite.syntax import expression, substitute, walk
 
 
 def normalise(kernel: Kernel) -> Kernel:
@@ -53,7 +53,7 @@ def _separate_names(kernel: Kernel) -> None:
         seen.add(new)
         for op, name, ref in mentions:
             target = ref.node if name != "dest" else _destination_node(op)
-            for node in ast.walk(target):
+            for node in walk(target):
                 if isinstance(node, ast.Name) and node.id == buffer.name:
                     node.id = new
         if isinstance(buffer.declaration, ast.Assign):
@@ -157,7 +157,7 @@ def _store_context(node: ast.expr) -> None:
 
 
 def _replace_node(root: ast.AST, old: ast.AST, new: ast.AST) -> None:
-    for parent in ast.walk(root):
+    for parent in walk(root):
         for field, value in ast.iter_fields(parent):
             if value is old:
                 setattr(parent, field, copy.deepcopy(new))

@@ -17,7 +17,7 @@ _WORKED = 1.25
 _FAILED = 0.4
 #: Probability ratio of neighbouring ranks when a plan is drawn.
 _DECAY = 0.62
-_MOST_OPTIONS = 16
+_MOST_OPTIONS = 14
 _NOTHING = (
     "No rewrite of the catalogue applies to this kernel: keep it as it is. Every pattern was checked against the "
     "syntax tree and none could be proved legal."
@@ -132,15 +132,14 @@ def options_for(source: str) -> tuple[Option, ...]:
     options: list[Option] = []
     seen = {source}
 
-    def add(steps: Sequence[Step], score: float = 1.0) -> Option | None:
+    def add(steps: Sequence[Step], score: float = 1.0) -> None:
+        if len(options) >= _MOST_OPTIONS:
+            return
         outcome = carry_out(source, steps)
-        if not outcome.changed or outcome.source in seen:
-            return None
-        seen.add(outcome.source)
-        kept = tuple(step for step, _ in outcome.applied)
-        option = Option(kept, outcome.source, tuple(_descriptions(source, kept)), score)
-        options.append(option)
-        return option
+        if outcome.changed and outcome.source not in seen:
+            seen.add(outcome.source)
+            kept = tuple(step for step, _ in outcome.applied)
+            options.append(Option(kept, outcome.source, tuple(_descriptions(source, kept)), score))
 
     simplify = _simplification(source)
     everything = _everything(source)

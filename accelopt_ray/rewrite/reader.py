@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from accelopt_ray.rewrite.calls import REDUCE_OPERATION, SIGNATURES, operation_name
 from accelopt_ray.rewrite.poly import ONE, Poly
 from accelopt_ray.rewrite.regions import Argument, Buffer, Loop, Number, Op, Opaque, Ref, Space
+from accelopt_ray.rewrite.syntax import walk
 from accelopt_ray.rewrite.values import Names
 
 ALLOCATIONS = frozenset({"nl.ndarray", "nl.zeros", "nl.full", "nl.ones", "nl.empty_like", "nl.zeros_like"})
@@ -114,8 +115,8 @@ class CallReader:
 
     def touches_buffer(self, node: ast.expr) -> bool:
         """Whether an expression names a tensor."""
-        about = [n.value for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr in _ABOUT]
-        names = [n for n in ast.walk(node) if isinstance(n, ast.Name) and not any(n is base for base in about)]
+        about = [n.value for n in walk(node) if isinstance(n, ast.Attribute) and n.attr in _ABOUT]
+        names = [n for n in walk(node) if isinstance(n, ast.Name) and not any(n is base for base in about)]
         return any(isinstance(self.names.values.get(name.id), Ref) for name in names)
 
     def read(self, value: ast.expr) -> Reading | None:

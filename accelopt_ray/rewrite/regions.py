@@ -8,6 +8,7 @@ from functools import cached_property
 
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
+from accelopt_ray.rewrite.syntax import walk
 
 
 class Space(StrEnum):
@@ -160,7 +161,7 @@ class Ref:
     def indices(self) -> frozenset[str]:
         """Symbols in the region's starts (loop indices above all)."""
         if self.dims is None:
-            return frozenset(n.id for n in ast.walk(self.node) if isinstance(n, ast.Name))
+            return frozenset(n.id for n in walk(self.node) if isinstance(n, ast.Name))
         return frozenset(name for dim in self.dims for name in dim.start.symbols)
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.regions import Op, Ref
-from accelopt_ray.rewrite.syntax import expression, names_read, statements
+from accelopt_ray.rewrite.syntax import expression, names_read, statements, walk
 
 
 class Resource(StrEnum):
@@ -65,6 +65,8 @@ class Rule(ABC):
     typical_gain: float = 1.05
     #: Whether it is a variant for its own sake and no part of "everything at once".
     exclusive: bool = False
+    #: Whether all sites of one analysis may be rewritten one after the other without analysing again.
+    independent_sites: bool = False
     #: Words by which a plan or an experience item may mention the rule.
     keywords: tuple[str, ...] = ()
 
@@ -185,7 +187,7 @@ def tidy(kernel: Kernel) -> None:
     changed = True
     while changed:
         changed = _drop_empty_loops(entry.body)
-        used = {n.id for n in ast.walk(entry) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        used = {n.id for n in walk(entry) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         changed = _drop_unused(kernel, entry.body, used) or changed
 
 
@@ -226,7 +228,7 @@ _PURE_CALLS = (
 
 def _is_pure(kernel: Kernel, value: ast.expr) -> bool:
     """Whether evaluating an expression only allocates, computes sizes or selects a view."""
-    for node in ast.walk(value):
+    for node in walk(value):
         if isinstance(node, ast.Call):
             name = kernel.names.dotted(node.func)
             allowed = name.startswith(_PURE_CALLS)
@@ -258,7 +260,7 @@ def rebound_between(kernel: Kernel, first: Op, last: Op, node: ast.AST) -> bool:
             break
         if inside and isinstance(statement, ast.Assign):
             for target in statement.targets:
-                if any(isinstance(t, ast.Name) and t.id in names for t in ast.walk(target) if _is_store(t)):
+                if any(isinstance(t, ast.Name) and t.id in names for t in walk(target) if _is_store(t)):
                     return True
     return False
 

@@ -13,7 +13,7 @@ from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.catalogue import BY_ID
 from accelopt_ray.rewrite.nest import NotReorderable
 from accelopt_ray.rewrite.rule import Rule, Site
-from accelopt_ray.rewrite.syntax import KernelSyntaxError
+from accelopt_ray.rewrite.syntax import KernelSyntaxError, walk
 
 _EVERYWHERE = "wherever it matches"
 _MOST_APPLICATIONS = 60
@@ -128,12 +128,14 @@ def _carry_out_one(source: str, step: Step) -> tuple[str, int, str]:
         site = _choose(source, step)
         if site is None:
             break
-        changed = _apply(source, site)
+        together = not step.anchor and BY_ID[step.rule].independent_sites
+        sites = sites_of(source, step.rule) if together else (site,)
+        changed = _apply(source, sites)
         if isinstance(changed, Exception):
             reason = str(changed)
             break
         source = changed
-        count += 1
+        count += len(sites)
     return source, count, reason
 
 
@@ -170,11 +172,12 @@ def _same_place(one: str, other: str) -> bool:
     return re.sub(r"[`'\"\s]", "", one.lower()) == re.sub(r"[`'\"\s]", "", other.lower())
 
 
-def _apply(source: str, site: Site) -> str | Exception:
-    """The kernel after one rewrite, or why it was refused."""
+def _apply(source: str, sites: Sequence[Site]) -> str | Exception:
+    """The kernel after one rewrite, or after several of one rule, or why it was refused."""
     kernel = Kernel.parse(source)
     try:
-        BY_ID[site.rule].apply(kernel, site)
+        for site in sites:
+            BY_ID[site.rule].apply(kernel, site)
     except (LookupError, NotReorderable) as error:
         return error
     changed = kernel.source()
@@ -191,7 +194,7 @@ def self_check(source: str) -> str:
     except (SyntaxError, KernelSyntaxError) as error:
         return f"the result does not parse: {error}"
     defined = set(dir(builtins))
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             defined.add(node.id)
         elif isinstance(node, ast.arg):
@@ -200,7 +203,7 @@ def self_check(source: str) -> str:
             defined.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
             defined |= {(item.asname or item.name).split(".")[0] for item in node.names}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id not in defined:
             return f"the result uses the name {node.id}, which nothing defines"
     return ""

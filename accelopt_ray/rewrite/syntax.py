@@ -37,6 +37,22 @@ class Origin:
     fingerprint: str
 
 
+def walk(root: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below and including ``root``, expression contexts left out; faster than :func:`ast.walk`."""
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        yield node
+        for name in node._fields:
+            if name == "ctx":
+                continue
+            value = getattr(node, name, None)
+            if isinstance(value, ast.AST):
+                stack.append(value)
+            elif isinstance(value, list):
+                stack.extend(item for item in value if isinstance(item, ast.AST))
+
+
 def find_entry(tree: ast.Module) -> ast.FunctionDef | None:
     """Returns the kernel's entry function.
 
@@ -98,7 +114,7 @@ class SourceTree:
 
 
 def _attach_origins(body: list[ast.stmt], lines: list[str], previous_end: int) -> None:
-    for statement in body:
+    for number, statement in enumerate(body):
         first = statement.lineno
         if isinstance(statement, (ast.FunctionDef, ast.ClassDef)) and statement.decorator_list:
             first = min(first, statement.decorator_list[0].lineno)
@@ -116,13 +132,15 @@ def _attach_origins(body: list[ast.stmt], lines: list[str], previous_end: int) -
         while leading_start > previous_end and _is_blank(lines[leading_start - 1]):
             leading_start -= 1
         own = lines[first - 1 : last]
-        shared_line = first <= previous_end or (children and children[0][0].lineno == first)
+        following = body[number + 1].lineno if number + 1 < len(body) else 0
+        shared_line = first <= previous_end or following == (statement.end_lineno or first)
+        shared_line = shared_line or bool(children and children[0][0].lineno == first)
         if not shared_line and own:
             statement.origin = Origin(  # type: ignore[attr-defined]
                 leading=tuple(line.strip() for line in lines[leading_start : first - 1]),
                 lines=tuple(own),
                 column=len(own[0]) - len(own[0].lstrip()),
-                fingerprint=_fingerprint(statement),
+                fingerprint=_known_fingerprint(statement, own),
             )
         inner_end = last
         for child in children:
@@ -143,6 +161,21 @@ def _bodies(statement: ast.stmt) -> list[list[ast.stmt]]:
         if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
             bodies.append(block)
     return bodies
+
+
+_FINGERPRINTS: dict[str, str] = {}
+_MOST_FINGERPRINTS = 20_000
+
+
+def _known_fingerprint(statement: ast.stmt, lines: list[str]) -> str:
+    """The fingerprint of a statement just parsed from ``lines``; most lines of a rewritten kernel have been seen."""
+    key = "\n".join(line.strip() for line in lines)
+    known = _FINGERPRINTS.get(key)
+    if known is None:
+        if len(_FINGERPRINTS) >= _MOST_FINGERPRINTS:
+            _FINGERPRINTS.clear()
+        known = _FINGERPRINTS[key] = _fingerprint(statement)
+    return known
 
 
 def _fingerprint(statement: ast.stmt) -> str:
@@ -260,4 +293,4 @@ def substitute(node: ast.AST, mapping: dict[str, ast.expr]) -> ast.AST:
 
 def names_read(node: ast.AST) -> set[str]:
     """Names that are read (or subscripted) anywhere below ``node``."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return {n.id for n in walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}

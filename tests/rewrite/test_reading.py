@@ -46,6 +46,14 @@ def test_comments_blank_lines_and_indentation_survive_edits_elsewhere() -> None:
     assert printed.splitlines() == [line for line in source.splitlines() if "nl.store" not in line]
 
 
+def test_statements_that_share_a_line_are_printed_once() -> None:
+    source = "def kernel(a):\n    x = 1; y = 2; z = x\n    for i in range(3): y = i; z = y\n    return z\n"
+    tree = SourceTree(source)
+    assert ast.dump(ast.parse(tree.source())) == ast.dump(ast.parse(source))
+    del tree.entry.body[1]
+    assert "y = 2" not in tree.source() and tree.source().count("x = 1") == 1
+
+
 def test_long_generated_statements_are_wrapped() -> None:
     tree = SourceTree(hand_style(PROGRAM))
     text = f"t = nisa.activation(op=nl.exp, data={'a' * 60}, scale=1.0, bias={'b' * 60})"

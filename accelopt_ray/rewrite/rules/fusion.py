@@ -10,6 +10,7 @@ from accelopt_ray.rewrite.calls import COMMUTATIVE
 from accelopt_ray.rewrite.patterns import feeder, in_psum, is_zero, keyword_dtype, on_chip, one_operation
 from accelopt_ray.rewrite.regions import Op, Opaque, Ref, Space
 from accelopt_ray.rewrite.rule import Edit, Peephole, Resource, is_column, render
+from accelopt_ray.rewrite.syntax import walk
 
 #: Operations that tensor_scalar and scalar_tensor_tensor take on the vector engine.
 _FUSIBLE = frozenset({"add", "subtract", "multiply", "maximum", "minimum"})
@@ -382,7 +383,7 @@ def _hidden_names(kernel: Kernel) -> set[str]:
     for op in kernel.ops:
         for argument in op.args.values():
             if isinstance(argument, Opaque):
-                hidden |= {node.id for node in ast.walk(argument.node) if isinstance(node, ast.Name)}
+                hidden |= {node.id for node in walk(argument.node) if isinstance(node, ast.Name)}
     return hidden
 
 

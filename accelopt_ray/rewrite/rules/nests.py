@@ -11,7 +11,7 @@ from accelopt_ray.rewrite.normalise import normalise, refs_of, render_ref, repla
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, names_read, substitute
+from accelopt_ray.rewrite.syntax import expression, names_read, substitute, walk
 
 
 class StripFusion(Rule):
@@ -230,7 +230,7 @@ def _check_independence(
     block = producer.block
     first = next(number for number, item in enumerate(block) if item is producer.node)
     last = next(number for number, item in enumerate(block) if item is consumer.node)
-    between = {id(node) for item in block[first + 1 : last] for node in ast.walk(item)}
+    between = {id(node) for item in block[first + 1 : last] for node in walk(item)}
     written = {op.dest.buffer.name for op in writers if op.dest is not None}
     touched = written | {ref.buffer.name for op in writers for ref in op.reads()}
     for op in kernel.ops:
@@ -266,6 +266,7 @@ class SinkBuffer(Rule):
     relieves = Resource.SPILL
     typical_gain = 1.03
     keywords = ("sink", "inside the loop", "declare the buffer")
+    independent_sites = True
 
     def find(self, kernel: Kernel) -> list[Site]:
         if not kernel.understood:

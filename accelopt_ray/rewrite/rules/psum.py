@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.normalise import refs_of, replace_ref
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, tidy
-from accelopt_ray.rewrite.syntax import expression, statement, statements
+from accelopt_ray.rewrite.syntax import expression, statement, statements, walk
 
 _PARTITIONS = 128
 _BANK_COLUMNS = 512
@@ -45,7 +45,7 @@ def identity_tile(kernel: Kernel, before: Op) -> str:
 
 
 def _holds(root: ast.AST, node: ast.AST) -> bool:
-    return any(child is node for child in ast.walk(root))
+    return any(child is node for child in walk(root))
 
 
 class SumOnTensorEngine(Rule):

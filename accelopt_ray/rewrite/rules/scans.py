@@ -21,7 +21,7 @@ from accelopt_ray.rewrite.retile import (
     widen_op_shapes,
 )
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, statement
+from accelopt_ray.rewrite.syntax import expression, statement, walk
 
 _KINDS = COLUMNWISE | {"scan"}
 _SHORTEST_ROW = 2048
@@ -143,7 +143,7 @@ def _plan(kernel: Kernel, root: Loop) -> _Plan:
     width = wide.shape[1] if wide is not None and wide.shape is not None else None
     if width is None or (width.value is not None and width.value < _SHORTEST_ROW):
         raise NotReorderable("the rows are short")
-    place = {id(node): number for number, item in enumerate(block) for node in ast.walk(item)}
+    place = {id(node): number for number, item in enumerate(block) for node in walk(item)}
     numbers = {place[id(root.node)]}
     for op in inside:
         for ref in [*op.reads(), *([op.dest] if op.dest is not None else [])]:
@@ -158,7 +158,7 @@ def _plan(kernel: Kernel, root: Loop) -> _Plan:
                     raise NotReorderable(f"{buffer.name} is used elsewhere")
                 numbers.add(place[id(user.node)])
     first, last = min(numbers), max(numbers)
-    enclosed = {id(node) for item in block[first : last + 1] for node in ast.walk(item)}
+    enclosed = {id(node) for item in block[first : last + 1] for node in walk(item)}
     ops = [op for op in kernel.ops if id(op.node) in enclosed]
     region = read_region(kernel, ops, None, _KINDS)
     if region.width != width:

@@ -19,7 +19,7 @@ from accelopt_ray.rewrite.retile import (
     widen_op_shapes,
 )
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, statement
+from accelopt_ray.rewrite.syntax import expression, statement, walk
 
 _BUDGET_BYTES = 140 * 1024
 _BYTES = 4
@@ -33,7 +33,7 @@ def _innermost(kernel: Kernel, loop: Loop) -> list[Op]:
     Raises:
         NotReorderable: The loop has inner loops or statements that are not understood.
     """
-    if any(isinstance(node, (ast.For, ast.If, ast.With)) for item in loop.node.body for node in ast.walk(item)):
+    if any(isinstance(node, (ast.For, ast.If, ast.With)) for item in loop.node.body for node in walk(item)):
         raise NotReorderable("the loop is not innermost")
     ops = [op for op in kernel.ops if op.loops and op.loops[-1] is loop]
     if not ops or any(op.kind == "unknown" for op in ops):
