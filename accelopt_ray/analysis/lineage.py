@@ -125,7 +125,7 @@ def plan_title(text: str, characters: int = 110) -> str:
     telling = [line for line in lines if line and not line.endswith(":")] or [line for line in lines if line]
     if not telling:
         return ""
-    sentence = telling[0].split(". ")[0].rstrip(".").replace("**", "")
+    sentence = telling[0].replace("**", "").split(". ")[0].rstrip(".")
     return sentence if len(sentence) <= characters else sentence[: characters - 1].rstrip() + "…"
 
 

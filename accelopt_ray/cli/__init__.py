@@ -20,8 +20,8 @@ from accelopt_ray.cli.fidelity import calibrate, fidelity
 from accelopt_ray.cli.new_task import new_task
 from accelopt_ray.cli.optimize import optimize
 from accelopt_ray.cli.profile import profile
-from accelopt_ray.cli.resume import resume
 from accelopt_ray.cli.report import report
+from accelopt_ray.cli.resume import resume
 from accelopt_ray.cli.serve import serve_rewriter
 from accelopt_ray.cli.watch import watch
 from accelopt_ray.outcome import UserError
