@@ -76,13 +76,16 @@ class AdaptiveTurns:
     async def next(self, task: str, standing: Standing) -> str | None:
         """See :class:`Turns`."""
         self._update(task, standing)
-        self._waiting[task] = asyncio.get_running_loop().create_future()
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[task] = turn
         self._start_round()
-        return await self._waiting[task]
+        answer: str | None = await turn
+        return answer
 
     def ended(self, task: str, standing: Standing | None) -> None:
         """See :class:`Turns`."""
-        if standing is not None:
+        account = self._accounts.get(task)
+        if standing is not None and (account is None or account.standing != standing):
             self._update(task, standing)
         self._searching.discard(task)
         self._waiting.pop(task, None)
@@ -99,10 +102,7 @@ class AdaptiveTurns:
         if account is None:
             self._accounts[task] = _Account(standing)
             return
-        made = standing.evaluations - account.standing.evaluations
-        if made <= 0 and standing == account.standing:
-            return
-        made = max(1, made)
+        made = max(1, standing.evaluations - account.standing.evaluations)
         gain = math.log(account.standing.latency_ms / standing.latency_ms) / made
         before = account.promise if account.promise is not None else _INITIAL_SHARE * headroom / made
         promise = min((before + gain) / 2, headroom / made)

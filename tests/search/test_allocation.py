@@ -1,0 +1,93 @@
+"""A shared budget goes where it has paid, in rounds that do not depend on who arrives first."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+
+import pytest
+from scripted_world import ScriptedTask, World
+
+from accelopt_ray.search.allocation import AdaptiveTurns, Allowance, Standing
+from accelopt_ray.search.loop import SearchResult, SearchStatus, run_search
+from accelopt_ray.search.presets import preset_settings
+
+GAINS = {"steady": 0.9, "stalled": 1.0, "quick": 0.7}
+
+
+def rounds(budget: int, gains: dict[str, float], order: int = 0, per_iteration: int = 10) -> list[str]:
+    """Which task runs each iteration, when each iteration divides the latency by a constant."""
+
+    async def run() -> list[str]:
+        turns = AdaptiveTurns(list(gains), budget)
+        ran: list[str] = []
+        delays = random.Random(order)
+
+        async def search(task: str) -> None:
+            latency_ms, evaluations = 100.0, 1
+            while True:
+                for _ in range(delays.randrange(5)):
+                    await asyncio.sleep(0)
+                standing = Standing(latency_ms, 1.0, evaluations)
+                if await turns.next(task, standing) is not None:
+                    break
+                ran.append(task)
+                latency_ms *= gains[task]
+                evaluations += per_iteration
+            turns.ended(task, standing)
+
+        await asyncio.gather(*(search(task) for task in gains))
+        return ran
+
+    return asyncio.run(run())
+
+
+def test_every_task_has_a_first_iteration_and_the_budget_ends_it():
+    ran = rounds(200, GAINS)
+    assert set(ran[:3]) == set(GAINS)
+    assert 200 <= 3 + 10 * len(ran) < 200 + 2 * 10
+
+
+def test_what_gains_more_gets_more_and_what_stalls_gives_way():
+    counts = Counter(rounds(400, GAINS))
+    assert counts["quick"] > counts["stalled"]
+    assert counts["steady"] > counts["stalled"]
+    assert counts["stalled"] >= 1
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_the_order_of_arrival_does_not_matter(order: int):
+    assert Counter(rounds(300, GAINS, order)) == Counter(rounds(300, GAINS))
+
+
+def test_searches_share_a_budget_and_never_exceed_it():
+    async def run(worlds: dict[str, World]) -> dict[str, SearchResult]:
+        turns = AdaptiveTurns(list(worlds), 60)
+        settings = preset_settings("beyond", iterations=50, beam_width=2, plans_per_candidate=2, attempts_per_plan=1)
+        results = await asyncio.gather(
+            *(
+                run_search(settings, ScriptedTask(name), world, stoppers=[Allowance(turns, name)], turns=turns)
+                for name, world in worlds.items()
+            )
+        )
+        return dict(zip(worlds, results, strict=True))
+
+    worlds = {"a": World(factors=(0.9, 0.95)), "b": World(factors=(1.1,)), "c": World(factors=(0.99,))}
+    results = asyncio.run(run(worlds))
+    assert all(result.status is SearchStatus.STOPPED for result in results.values())
+    made = {name: len(world.jobs) for name, world in worlds.items()}
+    assert sum(made.values()) <= 60 + 8
+    assert made["a"] > made["b"]
+
+
+def test_a_task_without_a_baseline_holds_nobody_up():
+    async def run() -> str | None:
+        turns = AdaptiveTurns(["a", "b"], 10)
+        waiting = asyncio.ensure_future(turns.next("a", Standing(1.0, None, 1)))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        turns.ended("b", None)
+        return await waiting
+
+    assert asyncio.run(run()) is None
