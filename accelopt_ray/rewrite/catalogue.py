@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from accelopt_ray.rewrite.rule import Rule
-from accelopt_ray.rewrite.rules import algebra, blocking, functions, fusion, layout, matmuls, nests, psum, scans, tiles
+from accelopt_ray.rewrite.rules import (
+    algebra,
+    blocking,
+    functions,
+    fusion,
+    invariants,
+    layout,
+    matmuls,
+    nests,
+    psum,
+    scans,
+    tiles,
+)
 
 #: Local rewrites; applied to exhaustion they cannot undo one another.
-PEEPHOLES: tuple[Rule, ...] = (*functions.RULES, *algebra.RULES, *fusion.RULES)
+PEEPHOLES: tuple[Rule, ...] = (*functions.RULES, *algebra.RULES, *fusion.RULES, *invariants.RULES)
 #: Rewrites of loops and layouts, one site at a time.
 STRUCTURAL: tuple[Rule, ...] = (
     *nests.RULES,

@@ -231,7 +231,7 @@ def test_a_rule_leaves_near_misses_alone(rule: str, style: str) -> None:
 
 
 def test_every_peephole_is_tested_both_ways() -> None:
-    tested = {"epilogue-from-psum"}  # Needs matrix products: tested below.
+    tested = {"epilogue-from-psum", "share-load", "hoist-invariant"}  # Tested below.
     assert {rule.id for rule in PEEPHOLES} == set(FIRES) | tested == set(MISSES) | tested
 
 
@@ -295,6 +295,63 @@ def test_epilogue_reads_psum(middle: str, fires: bool) -> None:
     if fires:
         assert "moved" not in outcome.source
         assert_equal_results(source, outcome.source, (64, 128), (64, 256), (128, 256))
+
+
+TWICE = """
+@nki.jit
+def kernel(x, w):
+    rows, columns = x.shape
+    out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+    for r in nl.affine_range(rows // 128):
+        for c in nl.affine_range(columns // 128):
+            scale = nl.load(w[nl.ds(r * 128, 128), 0:1])
+            one = nl.load(x[nl.ds(r * 128, 128), nl.ds(c * 128, 128)])
+            grown = nisa.activation(op=nl.exp, data=one, scale=scale)
+            two = nl.load(x[nl.ds(128 * r, 128), nl.ds(c * 128, 128)])
+            both = nisa.tensor_tensor(grown, two[0:128, 0:128], op=nl.add)
+            nl.store(out[nl.ds(r * 128, 128), nl.ds(c * 128, 128)], value=both)
+    return out
+"""
+TWICE_GRIDS = TWICE.replace(
+    "nl.ds(128 * r, 128), nl.ds(c * 128, 128)", "r * 128 + nl.arange(128)[:, None], c * 128 + nl.arange(128)[None, :]"
+)
+TWICE_RENAMED = TWICE.replace("two", "again").replace("one", "tile").replace("scale = nl", "factor = nl")
+TWICE_RENAMED = TWICE_RENAMED.replace("scale=scale", "scale=factor")
+
+
+@pytest.mark.parametrize("source", [TWICE, TWICE_GRIDS, TWICE_RENAMED])
+@pytest.mark.parametrize(("rule", "gone"), [("share-load", "= nl.load(x"), ("hoist-invariant", "")])
+def test_repeated_work_is_done_once(source: str, rule: str, gone: str) -> None:
+    outcome = carry_out(HEADER + source, [Step(rule)])
+    assert outcome.applied and outcome.applied[0][1] == 1
+    if gone:
+        assert outcome.source.count(gone) == source.count(gone) - 1
+    else:
+        lines = [line.strip() for line in outcome.source.splitlines()]
+        assert lines.index(next(x for x in lines if "nl.load(w" in x)) < lines.index(
+            "for c in nl.affine_range(columns // 128):"
+        )
+    assert_equal_results(HEADER + source, outcome.source, (256, 384), (256, 1))
+
+
+@pytest.mark.parametrize(
+    ("rule", "change"),
+    [
+        ("share-load", ("nl.ds(128 * r, 128)", "nl.ds(128 * c, 128)")),
+        (
+            "share-load",
+            ("nl.ds(c * 128, 128)])\n            both", "nl.ds(c * 128, 128)], mask=c < 2)\n            both"),
+        ),
+        ("share-load", ("two = nl.load(x", "one[...] = nl.exp(one)\n            two = nl.load(x")),
+        ("hoist-invariant", ("w[nl.ds(r * 128, 128), 0:1]", "w[nl.ds(c * 128, 128), 0:1]")),
+        ("hoist-invariant", ("for c in nl.affine_range", "for c in nl.static_range")),
+        ("hoist-invariant", ("one = nl.load", "scale[...] = nl.exp(scale)\n            one = nl.load")),
+    ],
+)
+def test_work_that_differs_is_not_shared(rule: str, change: tuple[str, str]) -> None:
+    source = HEADER + TWICE.replace(*change)
+    assert source != HEADER + TWICE
+    assert sites_of(source, rule) == ()
 
 
 def test_comments_and_layout_outside_the_change_survive() -> None:
