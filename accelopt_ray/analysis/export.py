@@ -11,10 +11,11 @@ from typing import Any
 import pandas as pd
 
 from accelopt_ray.analysis.lineage import Step
+from accelopt_ray.analysis.tasks import run_task
 from accelopt_ray.analysis.torch_module import LayoutError, torch_module
 from accelopt_ray.analysis.trajectory import Trajectory
 from accelopt_ray.outcome import UserError
-from nkibench.task import Task, TaskError, load_task
+from nkibench.task import TaskError
 
 KERNEL, MODULE, PROVENANCE, PAIRS = "kernel.py", "module.py", "provenance.json", "pairs.jsonl"
 
@@ -128,7 +129,7 @@ def _export_kernel(trajectory: Trajectory, run_id: str, task: str, folder: Path)
     row = _best_row(trajectory, best)
     (folder / KERNEL).write_text(_header(best, row, run_id) + best.source, encoding="utf-8")
     try:
-        (folder / MODULE).write_text(torch_module(_task(trajectory, run_id, task)), encoding="utf-8")
+        (folder / MODULE).write_text(torch_module(run_task(_settings(trajectory, run_id), task)), encoding="utf-8")
         no_module = ""
     except (LayoutError, TaskError) as error:
         no_module = str(error)
@@ -196,18 +197,9 @@ def _provenance(
     }
 
 
-def _task(trajectory: Trajectory, run_id: str, task: str) -> Task:
-    settings = trajectory.settings.loc[run_id].to_dict() if run_id in trajectory.settings.index else {}
-    shape = {str(name)[len("shape.") :]: int(value) for name, value in settings.items() if _is_shape(name, value)}
-    location = settings.get("task")
-    found = load_task(location if isinstance(location, str) else task, shape or None)
-    if found.name != task:
-        raise LayoutError(f"the run's task is {found.name}, not {task}")
-    return found
-
-
-def _is_shape(name: object, value: object) -> bool:
-    return str(name).startswith("shape.") and isinstance(value, (int, float)) and not pd.isna(value)
+def _settings(trajectory: Trajectory, run_id: str) -> dict[str, object]:
+    settings = trajectory.settings
+    return {str(name): value for name, value in settings.loc[run_id].items()} if run_id in settings.index else {}
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ class Snapshot:
         run_id: The run.
         task: Its task, or several joined by commas.
         device: Device that evaluates.
-        state: ``finished``, ``unfinished`` or ``empty``; see :func:`accelopt_ray.analysis.summary.run_states`.
+        state: ``running``, ``finished``, ``stopped``, ``unfinished`` (not known which) or ``empty``.
         iterations_done: Iterations whose end is recorded.
         iterations_planned: Iterations asked for; None if not known.
         baseline: The baseline, once it proved correct.
@@ -47,6 +47,7 @@ class Snapshot:
         beam: The last beam, best first.
         outcomes: Evaluations by outcome, the most frequent first.
         waiting: Kernels that a model has written and whose evaluation is not recorded yet.
+        calls_under_way: Model calls that were made and whose end is not recorded yet.
         evaluations_per_minute: Over the last minutes that have rows.
         calls_per_minute: Model calls that ended, over the same.
         calls: Model calls so far.
@@ -70,6 +71,7 @@ class Snapshot:
     beam: Sequence[Standing]
     outcomes: Sequence[tuple[str, int]]
     waiting: int
+    calls_under_way: int
     evaluations_per_minute: float
     calls_per_minute: float
     calls: int
@@ -118,6 +120,7 @@ def snapshot(trajectory: Trajectory, run_id: str) -> Snapshot:
         beam=_beam(trajectory, run_id, baseline_ms),
         outcomes=[(str(name), int(count)) for name, count in evaluations["outcome"].value_counts().items()],
         waiting=int((~written["call_id"].isin(evaluated)).sum()),
+        calls_under_way=_under_way(trajectory, run_id),
         evaluations_per_minute=_rate(evaluations["ended_at"], last),
         calls_per_minute=_rate(ended, last),
         calls=len(calls),
@@ -145,6 +148,13 @@ def _beam(trajectory: Trajectory, run_id: str, baseline_ms: float | None) -> lis
     known = last.dropna(subset=["latency_ms"])
     standings = [_standing(known, place, baseline_ms) for place in range(len(known))]
     return [standing for standing in standings if standing is not None]
+
+
+def _under_way(trajectory: Trajectory, run_id: str) -> int:
+    keys = ["call_id", "asking"]
+    starts = trajectory.call_starts[trajectory.call_starts["run_id"].eq(run_id)][keys]
+    ends = trajectory.llm_calls[trajectory.llm_calls["run_id"].eq(run_id)][keys]
+    return int((~pd.MultiIndex.from_frame(starts).isin(pd.MultiIndex.from_frame(ends))).sum())
 
 
 def _rate(times: pd.Series[pd.Timestamp], last: pd.Timestamp | None) -> float:

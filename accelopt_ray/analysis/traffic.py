@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import pandas as pd
 
 from accelopt_ray.analysis.progress import SEARCH, correct_latency_ms
+from accelopt_ray.analysis.tasks import run_task
 from nkibench.hardware import HARDWARE
 from nkibench.roofline import Bound, Counts, bound
-from nkibench.task import TaskError, load_task
+from nkibench.task import TaskError
 
 BASELINE, BEST = "baseline", "best"
 
@@ -39,23 +40,14 @@ def task_need(settings: Mapping[str, object], task: str, device: str) -> Need | 
     Returns:
         None when the task's files are not here or declare no counts.
     """
-    location = settings.get("task")
-    shape = {
-        name.removeprefix("shape."): int(value)
-        for name, value in settings.items()
-        if name.startswith("shape.") and isinstance(value, (int, float)) and not pd.isna(value)
-    }
-    for candidate in dict.fromkeys([location, task]):
-        if not isinstance(candidate, str):
-            continue
-        try:
-            found = load_task(candidate, shape or None)
-        except (TaskError, OSError):
-            continue
-        if found.name == task and found.counts is not None:
-            hardware = HARDWARE.get(device.removeprefix("sim-"))
-            return Need(found.counts, None if hardware is None else bound(found.counts, hardware))
-    return None
+    try:
+        counts = run_task(settings, task).counts
+    except (TaskError, OSError):
+        return None
+    if counts is None:
+        return None
+    hardware = HARDWARE.get(device.removeprefix("sim-"))
+    return Need(counts, None if hardware is None else bound(counts, hardware))
 
 
 def profiles(evaluations: pd.DataFrame, counters: pd.DataFrame, settings: pd.DataFrame) -> pd.DataFrame:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 
+from accelopt_ray.analysis.activity import is_being_written
 from accelopt_ray.analysis.frames import settings_frame, typed_frame, wide_map
 from accelopt_ray.analysis.lineage import Step, lineage
 from accelopt_ray.analysis.locations import Store, find_stores
@@ -102,8 +103,31 @@ class Trajectory:
 
     @cached_property
     def settings(self) -> pd.DataFrame:
-        """One row a run and one column a setting (``search.beam_width``), indexed by ``run_id``."""
-        return settings_frame(self.runs["run_id"], self.runs["config_json"])
+        """One row a run and one column a setting (``search.beam_width``), indexed by ``run_id``.
+
+        Of a run that was resumed with other settings the last ones are given.
+        """
+        edited = (
+            self.resumes.dropna(subset=["config_json"]).sort_values("resumed_at").drop_duplicates("run_id", keep="last")
+        )
+        texts = dict(zip(self.runs["run_id"], self.runs["config_json"], strict=True))
+        texts.update(zip(edited["run_id"], edited["config_json"], strict=True))
+        return settings_frame(texts.keys(), texts.values())
+
+    @cached_property
+    def resumes(self) -> pd.DataFrame:
+        """``resumes``."""
+        return self._frame("resumes")
+
+    @cached_property
+    def call_starts(self) -> pd.DataFrame:
+        """``call_starts``."""
+        return self._frame("call_starts")
+
+    @cached_property
+    def results(self) -> pd.DataFrame:
+        """``results``."""
+        return self._frame("results")
 
     @cached_property
     def iterations(self) -> pd.DataFrame:
@@ -160,8 +184,17 @@ class Trajectory:
     # Joins.
 
     def states(self) -> pd.DataFrame:
-        """One row a run: what it was to do, how far it is, whether it is finished; see :func:`run_states`."""
-        return run_states(self.runs, self.settings, self.iterations, self.evaluations)
+        """One row a run: what it was to do, how far it is, and its state; see :func:`run_states`.
+
+        Where it can be known, ``unfinished`` is told apart into ``running`` (somebody is writing it) and ``stopped``.
+        """
+        frame = run_states(self.runs, self.settings, self.iterations, self.evaluations)
+        written = {store.location: is_being_written(store.location) for store in self._stores}
+        going_on = frame["run_id"].map(lambda run_id: written[self.location_of(run_id)])
+        newest = frame["created_at"].eq(frame["created_at"].max()) | (len(self._stores) == len(self.run_ids))
+        frame.loc[(going_on.eq(True) & newest & frame["state"].ne("finished")).to_numpy(bool), "state"] = "running"
+        frame.loc[(going_on.eq(False) & frame["state"].eq("unfinished")).to_numpy(bool), "state"] = "stopped"
+        return frame
 
     def summary(self) -> pd.DataFrame:
         """One row for each run and task: before, after, and at what cost; see :func:`summary`."""

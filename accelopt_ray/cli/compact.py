@@ -14,7 +14,7 @@ from accelopt_ray.outcome import UserError
 def compact(
     runs: Annotated[list[Path], typer.Argument(help="Run or sweep folders.", metavar="RUN...")],
 ) -> None:
-    """Merge the part files of each run's tables. Safe at any time: nothing is missing at any moment."""
+    """Merge the part files of each run's tables, without a moment of missing rows. Not while the run goes on."""
     from accelopt_ray.trajectory import compact as merge
 
     for run in runs:

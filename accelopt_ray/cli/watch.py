@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from accelopt_ray.analysis.live import Snapshot, Standing
 
 _BEAM_SHOWN = 8
+_OVER = ("finished", "stopped")
 
 
 def watch(
@@ -33,14 +34,14 @@ def watch(
         raise UserError(f"--interval is {interval_s}: give seconds above 0")
     console = Console()
     now = _look(run, run_id)
-    if once or now.state == "finished":
+    if once or now.state in _OVER:
         console.print(render(now))
         return
     if not console.is_terminal:
         _follow_in_lines(run, now, interval_s)
         return
     with Live(render(now), console=console, auto_refresh=False) as live:
-        while now.state != "finished":
+        while now.state not in _OVER:
             time.sleep(interval_s)
             now = _look(run, now.run_id)
             live.update(render(now), refresh=True)
@@ -67,7 +68,7 @@ def _follow_in_lines(run: str, now: Snapshot, interval_s: float) -> None:
         if line != shown:
             print(line, flush=True)
             shown = line
-        if now.state == "finished":
+        if now.state in _OVER:
             return
         time.sleep(interval_s)
         now = _look(run, now.run_id)
@@ -102,7 +103,9 @@ def render(now: Snapshot) -> RenderableType:
     table.add_row("beam", "\n".join(beam) or "none selected yet")
     counts = ", ".join(f"{count} {escape(name)}" for name, count in now.outcomes)
     table.add_row("evaluations", f"{sum(count for _, count in now.outcomes)}: {counts}" if counts else "none yet")
-    table.add_row("queue", f"{now.waiting} kernels written and not evaluated yet")
+    table.add_row(
+        "queue", f"{now.calls_under_way} model calls under way, {now.waiting} kernels written and not evaluated yet"
+    )
     rates = f"{now.evaluations_per_minute:.1f} evaluations, {now.calls_per_minute:.1f} model calls a minute"
     table.add_row("rates", rates)
     failed = f", {now.failed_calls} failed" if now.failed_calls else ""
@@ -119,7 +122,7 @@ def _kernel(standing: Standing, simulated: bool) -> str:
 
 
 def _last_row(now: Snapshot) -> str:
-    if now.last_row_at is None or now.state == "finished":
+    if now.last_row_at is None or now.state in _OVER:
         return ""
     age_s = (datetime.now(timezone.utc) - now.last_row_at).total_seconds()
     return f", last row {age_s:.0f} s ago" if age_s < 600 else f", last row {age_s / 60:.0f} minutes ago"

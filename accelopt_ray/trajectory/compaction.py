@@ -2,7 +2,7 @@
 
 The merged part takes the name of the first part that it replaces, in one rename, and names all of them in its metadata;
 then the others are removed. A crash in between leaves parts whose rows stand twice on disk; the reader of this package
-leaves such parts out, and the next compaction removes them. Parts that a running search adds meanwhile are not touched.
+leaves such parts out, and the next compaction removes them. A run that is going on is left alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from accelopt_ray.outcome import UserError
+from accelopt_ray.trajectory.lock import RunLock
 from accelopt_ray.trajectory.reader import REPLACES_KEY, NewerSchemaError, part_paths, trajectory_root
 from accelopt_ray.trajectory.schema import SCHEMA_VERSION, TABLES, VERSION_KEY, named_table
 
@@ -49,13 +50,23 @@ def compact(location: str | Path) -> Compaction:
     """Merges each run's parts of each table into one.
 
     Raises:
-        UserError: The folder holds no trajectory, or is not on this machine's file system.
+        UserError: The folder holds no trajectory, is not on this machine's file system, or is being written by a run.
         NewerSchemaError: A part is of a newer schema version; nothing of its partition was changed.
         OSError: The file system refused.
     """
     filesystem, root = trajectory_root(location)
     if not isinstance(filesystem, pafs.LocalFileSystem):
         raise UserError(f"{location} is not a local folder: copy the trajectory here to compact it")
+    lock = RunLock(Path(root))
+    lock.acquire()
+    try:
+        return _compact_all(root)
+    finally:
+        lock.release()
+
+
+def _compact_all(root: str) -> Compaction:
+    filesystem = pafs.LocalFileSystem()
     before = _parts_below(root)
     bytes_before = sum(path.stat().st_size for path in before)
     damaged: list[str] = []
