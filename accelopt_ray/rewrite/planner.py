@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,11 @@ class Option:
     descriptions: tuple[str, ...]
     score: float
 
+    @property
+    def tag(self) -> str:
+        """Names the plan by what it does, in eight hexadecimal digits."""
+        return hashlib.sha256("\n".join(step.text() for step in self.steps).encode()).hexdigest()[:8]
+
 
 def plan_text(request: Request, seed: int, sample: int) -> str:
     """Writes one plan for the request's kernel.
@@ -52,7 +58,8 @@ def plan_text(request: Request, seed: int, sample: int) -> str:
     if not request.kernels:
         return "The prompt holds no kernel that parses and defines an entry, so there is nothing to plan."
     try:
-        options = rank(options_for(request.kernels[-1]), request.counters, request.experiences)
+        untried = [option for option in options_for(request.kernels[-1]) if option.tag not in request.tried]
+        options = rank(untried, request.counters, request.experiences)
     except KernelSyntaxError as error:
         return f"No plan: {error}."
     if not options:
@@ -172,12 +179,15 @@ def _everything(source: str) -> list[list[Step]]:
     """Structural rewrites one after the other (the first site each), with all simplifications, and without them.
 
     Buffers that a compiler declared with one block per iteration hide what depends on what, so a second variant sinks
-    them first.
+    them first, if that makes a difference.
     """
     variants: list[list[Step]] = []
+    known: list[list[str]] = []
     for first in ([], _cleanup(source)):
         steps = _structure(carry_out(source, first).source)
-        if steps:
+        rules = [step.rule for step in steps if BY_ID[step.rule] not in CLEANUP]
+        if steps and rules not in known:
+            known.append(rules)
             steps = [*first, *steps]
             variants += [[*steps, *_simplification(carry_out(source, steps).source)], steps]
     return variants
@@ -242,7 +252,9 @@ def _describe(rule: Rule, site: Site | None, anchors: Sequence[str]) -> str:
 
 
 def _write(option: Option, counters: Mapping[str, float]) -> str:
-    lines = ["One step, made of rewrites that belong together:" if len(option.steps) > 1 else "One step:", ""]
+    rules = ", ".join(dict.fromkeys(step.rule for step in option.steps))
+    lines = [f"Plan {option.tag}: {rules}", ""]
+    lines += ["One step, made of rewrites that belong together:" if len(option.steps) > 1 else "One step:", ""]
     for number, text in enumerate(option.descriptions, 1):
         lines.append(f"{number}. {text}" if len(option.descriptions) > 1 else text)
     shown = [

@@ -53,6 +53,7 @@ class Request:
         experiences: Experience items of the system message.
         plan: Text that may hold a plan: the user message without its kernels.
         speedup: The ratio a summariser is told, or None.
+        tried: Tags of this rewriter's plans that the prompt lists as tried already.
     """
 
     role: Role
@@ -61,11 +62,15 @@ class Request:
     experiences: tuple[Experience, ...]
     plan: str
     speedup: float | None
+    tried: frozenset[str] = frozenset()
 
 
 _COUNTER = re.compile(
     r"[\"'`*\-\s]*\b([a-z][a-z0-9_]{3,})\b[\"'`*]*\s*[:=]\s*([-+]?\d[\d,]*(?:\.\d+)?(?:[eE][-+]?\d+)?)"
 )
+PLAN_TAG = re.compile(r"^\W*plan ([0-9a-f]{8})\b", re.IGNORECASE | re.MULTILINE)
+"""How this rewriter's plans begin, so that a prompt that lists their first lines names them."""
+
 _SPEEDUP = re.compile(r"(\d+(?:\.\d+)?)\s*(?:x\b|times\b|×)", re.IGNORECASE)
 _ITEM = re.compile(r"^#{1,6}\s*(?:experience|example|item|lesson)\b.*$", re.IGNORECASE | re.MULTILINE)
 _WARNING = re.compile(r"\b(?:avoid|undo|do not|don't|slower|failed)\b", re.IGNORECASE)
@@ -88,6 +93,7 @@ def read_request(messages: Sequence[Mapping[str, str]]) -> Request:
         tuple(_experiences(system)) if role is Role.PLANNER else (),
         prose,
         float(found[1]) if found else None,
+        frozenset(match.lower() for match in PLAN_TAG.findall(prose)) if role is Role.PLANNER else frozenset(),
     )
 
 
