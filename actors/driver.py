@@ -24,7 +24,7 @@ from accelopt_ray.trajectory import read_table
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
 from actors.memory import RemoteStore
-from actors.pool import ProfilerPool
+from actors.pool import Pool
 from actors.services import RayServices, Rows
 
 if TYPE_CHECKING:
@@ -120,9 +120,9 @@ class SearchDriver:
         run_id: str,
         recorder: Any,
         memory: Any,
-        workers: Sequence[Any],
-        start_worker: Callable[[int], Any],
+        make_pool: Callable[[], Pool],
         edits: Edits | None = None,
+        rewriter: ModelEndpoint | None = None,
     ) -> None:
         """Takes over what was started for it; nothing runs yet.
 
@@ -131,16 +131,17 @@ class SearchDriver:
             run_id: Names the run.
             recorder: Handle of the run's :class:`~actors.recorder.Recorder`.
             memory: Handle of its :class:`~actors.memory.Memory`.
-            workers: Handles of its profilers.
-            start_worker: Starts another profiler for a slot.
+            make_pool: Gives the pool that evaluates; called here, where its event loop is.
             edits: What was changed before the run in ``config.output`` is taken up again; None for a new run.
+            rewriter: The offline rewriter where somebody else serves it; by default the run starts its own.
         """
         self._config = config
         self._run_id = run_id
         self._edits = edits
         self._recorder = recorder
         self._memory = memory
-        self._pool = ProfilerPool(workers, start_worker)
+        self._pool = make_pool()
+        self._rewriter = rewriter
         self._events = EventLog()
         self._tasks = {task.name: task for task in config.load_tasks()}
         self._tallies = {name: Tally() for name in self._tasks}
@@ -253,7 +254,9 @@ class SearchDriver:
         client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
         server = None
         roles = {role: [each.model_endpoint() for each in self._config.endpoints(role)] for role in ROLES}
-        if not self._config.models:
+        if not self._config.models and self._rewriter is not None:
+            roles = {role: [self._rewriter] for role in ROLES}
+        elif not self._config.models:
             rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
             server = await asyncio.to_thread(rewriter.start_background)
             roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}

@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -35,6 +35,19 @@ class PoolStatistics:
     evaluated: int = 0
     workers_lost: int = 0
     retried: int = 0
+
+
+class Pool(Protocol):
+    """Where a run's evaluations go."""
+
+    async def start(self) -> None:
+        """Returns once something can be evaluated."""
+
+    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """Returns the job's final result."""
+
+    async def close(self) -> None:
+        """Lets go of what belongs to the run alone."""
 
 
 class ProfilerPool:
@@ -77,11 +90,12 @@ class ProfilerPool:
                 return
         raise RuntimeError(f"no profiler could start: {_ANSI_COLOUR.sub('', fault)}")
 
-    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+    async def evaluate(self, job: EvaluationJob, claimant: str | None = None) -> EvaluationResult:
         """Returns the job's final result.
 
-        Its ``queue_s`` is the time before the last dispatch. A job that outlives several workers ends as ``crashed``
-        with reason ``worker_lost``; one whose worker stops answering as ``timeout`` with reason ``worker_stuck``.
+        Claimants who wait take turns; each of a run's tasks is one unless the caller names another. The result's
+        ``queue_s`` is the time before the last dispatch. A job that outlives several workers ends as ``crashed`` with
+        reason ``worker_lost``; one whose worker stops answering as ``timeout`` with reason ``worker_stuck``.
 
         Raises:
             UserError: The evaluation found the user's set-up defective.
@@ -89,7 +103,7 @@ class ProfilerPool:
         arrived = time.monotonic()
         fault = ""
         for dispatch in range(MAX_DISPATCHES):
-            slot = await self._idle.get(job.task_name)
+            slot = await self._idle.get(claimant or job.task_name)
             queue_s = time.monotonic() - arrived
             if dispatch:
                 self.statistics.retried += 1

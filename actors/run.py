@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,10 @@ from actors.cluster import Cluster
 from actors.driver import Edits, Outcome, SearchDriver
 from actors.events import Event
 from actors.memory import Memory
+from actors.pool import Pool, ProfilerPool
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
 from actors.recorder import Recorder
+from actors.shared import Shared, SharedPool
 
 _POLL_S = 0.5
 _STOP_TIMEOUT_S = 10.0
@@ -88,6 +90,7 @@ def start_run(
     cluster: Cluster,
     make_evaluator: EvaluatorFactory | None = None,
     edits: Edits | None = None,
+    shared: Shared | None = None,
 ) -> Run:
     """Starts the actors of a run and the search.
 
@@ -97,10 +100,29 @@ def start_run(
         cluster: The cluster this process is connected to.
         make_evaluator: Evaluates instead of the configured device.
         edits: Takes the run in ``config.output`` up again, after these changes; None starts a new one.
+        shared: What the run has in common with others, instead of profilers of its own.
 
     Raises:
         UserError: The cluster does not have what the device needs.
     """
+    make_pool = partial(SharedPool, shared.pool, run_id) if shared else _own_pool(config, cluster, make_evaluator)
+    rewriter = shared.rewriter if shared else None
+    # Driver and recorder write the run's folder, so they stay on the machine where it was named.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    beside_us = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
+    recorder = ray.remote(Recorder).options(**beside_us).remote(str(config.output / "trajectory"), run_id)
+    settings = config.search_settings()
+    memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
+    driver: Any = (
+        ray.remote(SearchDriver)
+        .options(**beside_us)
+        .remote(config, run_id, recorder, memory, make_pool, edits, rewriter)
+    )
+    return Run(driver, recorder, driver.run.remote())
+
+
+def _own_pool(config: RunConfig, cluster: Cluster, make_evaluator: EvaluatorFactory | None) -> Callable[[], Pool]:
+    """Starts the run's own profilers; returns what makes a pool of them in the driver."""
     needs_core = config.device == "neuron"
     offered = cluster.neuron_cores if needs_core else cluster.cpus
     slots = config.slots or offered
@@ -108,14 +130,4 @@ def start_run(
         what = "NeuronCores" if needs_core else "CPUs"
         raise UserError(f"the cluster has {offered} {what} and the run wants {max(slots, 1)} slots: give fewer --slots")
     start = partial(start_profiler, make_evaluator or partial(device_evaluator, config.device), needs_core)
-    # Driver and recorder write the run's folder, so they stay on the machine where it was named.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    beside_us = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
-    recorder = ray.remote(Recorder).options(**beside_us).remote(str(config.output / "trajectory"), run_id)
-    settings = config.search_settings()
-    memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
-    workers = [start(slot) for slot in range(slots)]
-    driver: Any = (
-        ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, workers, start, edits)
-    )
-    return Run(driver, recorder, driver.run.remote())
+    return partial(ProfilerPool, [start(slot) for slot in range(slots)], start)

@@ -12,7 +12,7 @@ from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.search.rows import call_row, call_start_row, result_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from actors.events import Event, EventLog
-from actors.pool import ProfilerPool
+from actors.pool import Pool
 
 Rows = Sequence[Mapping[str, object]]
 
@@ -30,7 +30,7 @@ class RayServices:
     def __init__(
         self,
         client: Client,
-        pool: ProfilerPool,
+        pool: Pool,
         recorder: Any,
         recorded: Callable[[str, Rows], None],
         events: EventLog,

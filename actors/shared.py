@@ -1,0 +1,132 @@
+"""What the runs of a sweep share: one pool of profilers for all, and one offline rewriter."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from accelopt_ray.agents.endpoints import ModelEndpoint
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.outcome import UserError
+from actors.pool import PoolStatistics, ProfilerPool
+from actors.profiler import Evaluator, EvaluatorFactory, device_evaluator, start_profiler
+
+_CONCURRENT_CALLS = 100_000
+"""Evaluations that may wait in the pool at once, those of all runs together."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What a run uses instead of starting its own.
+
+    Attributes:
+        pool: Handle of a :class:`PoolHost`.
+        rewriter: The offline rewriter, for runs without models.
+    """
+
+    pool: Any
+    rewriter: ModelEndpoint | None = None
+
+
+class PoolHost:
+    """An asynchronous Ray actor around a :class:`~actors.pool.ProfilerPool` that outlives the runs."""
+
+    def __init__(self, make_evaluator: EvaluatorFactory, needs_core: bool, slots: int) -> None:
+        """Starts the profilers; those for which there is no place yet are what the autoscaler sees as demand.
+
+        Args:
+            make_evaluator: Evaluates.
+            needs_core: Whether each profiler takes a NeuronCore; otherwise a CPU.
+            slots: Number of profilers.
+        """
+        start = partial(start_profiler, make_evaluator, needs_core)
+        self._pool = ProfilerPool([start(slot) for slot in range(slots)], start)
+        self._started: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns once one profiler is ready; may be called by every run."""
+        if self._started is None:
+            self._started = asyncio.get_running_loop().create_task(self._pool.start())
+        await asyncio.shield(self._started)
+
+    async def evaluate(self, job: EvaluationJob, claimant: str) -> EvaluationResult:
+        """Evaluates; claimants who wait take turns."""
+        return await self._pool.evaluate(job, claimant)
+
+    async def statistics(self) -> PoolStatistics:
+        """Counts since the start."""
+        return self._pool.statistics
+
+    async def close(self) -> None:
+        """Ends the profilers, so that the autoscaler takes their nodes away."""
+        await self._pool.close()
+
+
+class SharedPool:
+    """One run's view of a :class:`PoolHost`."""
+
+    def __init__(self, host: Any, run_id: str) -> None:
+        """Takes the host's handle and the name under which the run takes its turns."""
+        self._host = host
+        self._run_id = run_id
+
+    async def start(self) -> None:
+        """Returns once one profiler of the pool is ready."""
+        await self._host.start.remote()
+
+    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        """As :meth:`ProfilerPool.evaluate`; a run that ends takes what it waits for out of the pool.
+
+        Raises:
+            UserError: The evaluation found the user's set-up defective.
+        """
+        reference = self._host.evaluate.remote(job, f"{self._run_id}/{job.task_name}")
+        try:
+            result: EvaluationResult = await reference
+        except asyncio.CancelledError:
+            ray.cancel(reference)
+            raise
+        except RayTaskError as error:
+            if isinstance(error.cause, UserError):
+                raise UserError(str(error.cause)) from None
+            raise
+        return result
+
+    async def close(self) -> None:
+        """Leaves the pool to the other runs."""
+
+
+def start_pool(devices: Sequence[str], slots: int, make_evaluator: EvaluatorFactory | None = None) -> Any:
+    """Starts a pool for devices of one kind beside the caller and returns its handle at once.
+
+    Args:
+        devices: Simulated devices, or ``neuron`` alone.
+        slots: Evaluations at once.
+        make_evaluator: Evaluates instead of the devices.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
+    return (
+        ray.remote(PoolHost)
+        .options(**options)
+        .remote(make_evaluator or any_device_evaluator, "neuron" in devices, slots)
+    )
+
+
+def any_device_evaluator() -> Evaluator:
+    """Returns a function that evaluates on whatever device a job names, each prepared with its first job."""
+    evaluators: dict[str, Evaluator] = {}
+
+    def evaluate(job: EvaluationJob) -> EvaluationResult:
+        if job.device not in evaluators:
+            evaluators[job.device] = device_evaluator(job.device)
+        return evaluators[job.device](job)
+
+    return evaluate
