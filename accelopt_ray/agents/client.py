@@ -8,13 +8,12 @@ long) are not. Either way a call ends as a :class:`~accelopt_ray.search.services
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import logging
 import os
 import random
 import time
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from dataclasses import dataclass, field
 from typing import Any
 
 import openai
@@ -22,22 +21,52 @@ import tenacity
 from openai import AsyncOpenAI
 
 from accelopt_ray.agents.endpoints import ModelEndpoint, choose_endpoint
+from accelopt_ray.agents.failures import (
+    CALL_ERRORS,
+    OVERLOAD_STATUS,
+    EmptyReplyError,
+    ReplyTimeoutError,
+    describe,
+    failed_outcome,
+    may_pass,
+    retry_after_s,
+)
+from accelopt_ray.agents.gpu_time import GpuMeter, GpuTimePrice
+from accelopt_ray.agents.groups import SampleGroups
 from accelopt_ray.agents.limiter import AdaptiveLimit
 from accelopt_ray.agents.prices import PriceTable, load_prices
-from accelopt_ray.agents.replies import MalformedCompletionError, ParsedCompletion, Usage, parse_completion
+from accelopt_ray.agents.replies import ParsedCompletion, Usage, parse_completions
+from accelopt_ray.agents.tokens import token_counter
 from accelopt_ray.outcome import CallOutcome, UserError
 from accelopt_ray.search.services import ModelCall, ModelReply
 
 _LOG = logging.getLogger(__name__)
-_OVERLOAD_STATUS = frozenset({429, 503, 529})
-_PASSING_STATUS = _OVERLOAD_STATUS | {408, 409, 425}
 # An endpoint may ask for a longer pause than anyone wants; beyond this the try is made anyway.
 _MAX_RETRY_AFTER_S = 120.0
-_ERROR_TEXT_LIMIT = 500
 
 
-class _EmptyReplyError(Exception):
-    """The reply has neither text nor a reason for having none; asking again may help."""
+@dataclass
+class _Account:
+    """What one call has come to so far, over all its tries.
+
+    Attributes:
+        base_url: Where it was last asked.
+        tries: Requests made.
+        usage: Tokens of all of them.
+        gpu_usd: Price of the GPU time of all of them.
+        last: The last reply, of use or not.
+    """
+
+    base_url: str = ""
+    tries: int = 0
+    usage: Usage = field(default_factory=Usage)
+    gpu_usd: float = 0.0
+    last: ParsedCompletion | None = None
+
+    def add(self, parsed: ParsedCompletion) -> None:
+        """Takes a reply down: what an endpoint charges for, it charges for whether or not the reply is of use."""
+        self.usage += parsed.usage
+        self.last = parsed
 
 
 class ModelClient:
@@ -75,10 +104,22 @@ class ModelClient:
         self._longest_pause_s = longest_pause_s
         self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
         self._limits: dict[str, AdaptiveLimit] = {}
+        self._meters: dict[tuple[str, str], GpuMeter] = {}
+        self._groups = SampleGroups(self._ask_group)
+        # Models, by URL and name, that have shown they give one sample a request.
+        self._one_by_one: set[tuple[str, str]] = set()
         for endpoint in self._endpoints():
-            # The smallest bound that any role sets for a URL holds for the URL: they share the machine behind it.
-            bound = min(each.max_in_flight for each in self._endpoints() if each.base_url == endpoint.base_url)
-            self._limits.setdefault(endpoint.base_url, AdaptiveLimit(bound))
+            for url in endpoint.base_urls:
+                # The smallest bound that any role sets for a URL holds for the URL: they share the machine behind it.
+                bound = min(each.max_in_flight for each in self._endpoints() if url in each.base_urls)
+                self._limits.setdefault(url, AdaptiveLimit(bound))
+            if isinstance(endpoint.price, GpuTimePrice):
+                self._meters.setdefault(_key(endpoint), GpuMeter(endpoint.price))
+
+    @property
+    def idle_gpu_usd(self) -> Mapping[str, float]:
+        """By model: price of the GPU time in which no call was in flight, which no reply's cost contains."""
+        return {model: meter.idle_usd for (_, model), meter in self._meters.items()}
 
     async def complete(self, call: ModelCall) -> ModelReply:
         """Answers a call, after retries if need be.
@@ -88,22 +129,21 @@ class ModelClient:
         """
         endpoint = choose_endpoint(self._role(call.role), call.call_id)
         started = time.monotonic()
-        attempt = _Attempts()
+        account = _Account(base_url=endpoint.base_url)
         completion: ParsedCompletion | None
         try:
-            completion = await self._ask(endpoint, call, attempt)
+            completion = await self._answer(endpoint, call, account)
             outcome, error_text = completion.outcome, ""
-        except (openai.OpenAIError, MalformedCompletionError, _EmptyReplyError, ValueError) as error:
-            completion, outcome = attempt.last, _failed_outcome(error)
-            error_text = _describe(error, endpoint)
-        price = endpoint.price or self._prices.price(endpoint.model)
-        usage = attempt.usage
-        tokens = (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        except CALL_ERRORS as error:
+            completion, outcome = account.last, failed_outcome(error)
+            error_text = describe(error, endpoint, account.base_url)
+        cost_usd = self._cost_usd(endpoint, account)
+        usage = account.usage
         return ModelReply(
             call_id=call.call_id,
             outcome=outcome,
             model=endpoint.model,
-            endpoint=endpoint.base_url,
+            endpoint=account.base_url,
             reply_text=completion.reply_text if completion is not None else "",
             reasoning_text=completion.reasoning_text if completion is not None else "",
             finish_reason=completion.finish_reason if completion is not None else "",
@@ -112,10 +152,10 @@ class ModelClient:
             completion_tokens=usage.completion_tokens,
             reasoning_tokens=usage.reasoning_tokens,
             usage_estimated=usage.estimated,
-            cost_usd=0.0 if price is None else price.cost_usd(*tokens),
-            price_known=price is not None,
+            cost_usd=cost_usd or 0.0,
+            price_known=cost_usd is not None,
             latency_s=time.monotonic() - started,
-            retries=max(0, attempt.tries - 1),
+            retries=max(0, account.tries - 1),
             error_text=error_text,
         )
 
@@ -128,48 +168,116 @@ class ModelClient:
         Raises:
             UserError: One does not; the sentence names the endpoint and the cause.
         """
-        checked = {(endpoint.base_url, endpoint.model): endpoint for endpoint in self._endpoints()}
-        await asyncio.gather(*(self._probe(endpoint, timeout_s) for endpoint in checked.values()))
+        checked = {(url, each.model): each for each in self._endpoints() for url in each.base_urls}
+        await asyncio.gather(*(self._probe(endpoint, url, timeout_s) for (url, _), endpoint in checked.items()))
 
     async def close(self) -> None:
         """Closes the connections."""
         for client in self._clients.values():
             await client.close()
 
-    async def _ask(self, endpoint: ModelEndpoint, call: ModelCall, attempt: _Attempts) -> ParsedCompletion:
+    def _cost_usd(self, endpoint: ModelEndpoint, account: _Account) -> float | None:
+        if isinstance(endpoint.price, GpuTimePrice):
+            return account.gpu_usd
+        price = endpoint.price or self._prices.price(endpoint.model)
+        usage = account.usage
+        if price is None:
+            return None
+        return price.cost_usd(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+
+    async def _answer(self, endpoint: ModelEndpoint, call: ModelCall, account: _Account) -> ParsedCompletion:
+        """Asks together with the other samples of the prompt where that is wanted, then alone if need be."""
+        refused = False
+        if endpoint.samples_per_request > 1 and _key(endpoint) not in self._one_by_one:
+            try:
+                parsed = await self._groups.join(endpoint, call, account)
+            except openai.APIStatusError as error:
+                if may_pass(error):
+                    raise
+                # The endpoint may not take ``n``, or would not take the prompt either: asked alone it will tell.
+                refused = True
+            else:
+                if parsed is not None and parsed.outcome is not CallOutcome.EMPTY:
+                    return parsed
+        [answer] = await self._ask(endpoint, [call], [account])
+        if refused:
+            self._one_by_one.add(_key(endpoint))
+        return answer
+
+    async def _ask_group(
+        self, endpoint: ModelEndpoint, calls: Sequence[ModelCall], accounts: Sequence[_Account]
+    ) -> list[ParsedCompletion]:
+        answers = await self._ask(endpoint, calls, accounts)
+        if len(answers) < len(calls):
+            self._one_by_one.add(_key(endpoint))
+        return answers
+
+    async def _ask(
+        self, endpoint: ModelEndpoint, calls: Sequence[ModelCall], accounts: Sequence[_Account]
+    ) -> list[ParsedCompletion]:
+        """Asks for as many samples as there are calls, which share their prompt; may return fewer."""
         # Jitter need not be repeatable, but it must differ between calls that failed together.
-        jitter = random.Random(f"{call.call_id}:{time.monotonic_ns()}")
+        jitter = random.Random(f"{calls[0].call_id}:{time.monotonic_ns()}")
+        routes = endpoint.routes(calls[0].affinity or calls[0].call_id)
+        route = 0
+
+        async def one_try() -> list[ParsedCompletion]:
+            nonlocal route
+            try:
+                return await self._ask_once(endpoint, routes[route % len(routes)], calls, accounts)
+            except (openai.APIConnectionError, ReplyTimeoutError):
+                route += 1  # the replica may be gone; its calls move to the next one
+                raise
+
         retrying = tenacity.AsyncRetrying(
-            retry=tenacity.retry_if_exception(_may_pass),
+            retry=tenacity.retry_if_exception(may_pass),
             stop=tenacity.stop_after_attempt(endpoint.max_retries + 1),
             wait=lambda state: self._pause_s(state, jitter),
             reraise=True,
         )
-        return await retrying(self._ask_once, endpoint, call, attempt)
+        return await retrying(one_try)
 
-    async def _ask_once(self, endpoint: ModelEndpoint, call: ModelCall, attempt: _Attempts) -> ParsedCompletion:
-        limit = self._limits[endpoint.base_url]
+    async def _ask_once(
+        self, endpoint: ModelEndpoint, url: str, calls: Sequence[ModelCall], accounts: Sequence[_Account]
+    ) -> list[ParsedCompletion]:
+        limit = self._limits[url]
         async with limit.slot() as ticket:
-            attempt.tries += 1
+            for account in accounts:
+                account.tries += 1
+                account.base_url = url
             try:
-                completion = await asyncio.wait_for(self._request(endpoint, call), endpoint.timeout_s)
+                completion = await self._metered(endpoint, url, calls, accounts)
             except asyncio.TimeoutError:
                 limit.overloaded(ticket)
-                raise _timeout(endpoint) from None
+                raise ReplyTimeoutError(f"no complete reply within {endpoint.timeout_s:g} s") from None
             except openai.APIStatusError as error:
-                if error.status_code in _OVERLOAD_STATUS:
+                if error.status_code in OVERLOAD_STATUS:
                     limit.overloaded(ticket)
                 raise
-            parsed = parse_completion(completion, call.system_prompt + call.user_prompt)
+            prompt = calls[0].system_prompt + calls[0].user_prompt
+            answers = parse_completions(completion, prompt, len(calls), token_counter(endpoint.tokenizer))
             limit.succeeded()
-        # What an endpoint charges for, it charges for whether or not the reply is of use.
-        attempt.usage += parsed.usage
-        attempt.last = parsed
-        if parsed.outcome is CallOutcome.EMPTY:
-            raise _EmptyReplyError("the model's reply is empty")
-        return parsed
+        for account, answer in zip(accounts, answers, strict=False):
+            account.add(answer)
+        if all(answer.outcome is CallOutcome.EMPTY for answer in answers):
+            raise EmptyReplyError("the model's reply is empty")
+        return answers
 
-    async def _request(self, endpoint: ModelEndpoint, call: ModelCall) -> object:
+    async def _metered(
+        self, endpoint: ModelEndpoint, url: str, calls: Sequence[ModelCall], accounts: Sequence[_Account]
+    ) -> object:
+        meter = self._meters.get(_key(endpoint))
+        if meter is None:
+            return await asyncio.wait_for(self._request(endpoint, url, calls), endpoint.timeout_s)
+        with meter.charged() as charge:
+            try:
+                return await asyncio.wait_for(self._request(endpoint, url, calls), endpoint.timeout_s)
+            finally:
+                meter.settle()
+                for account in accounts:
+                    account.gpu_usd += charge.cost_usd / len(accounts)
+
+    async def _request(self, endpoint: ModelEndpoint, url: str, calls: Sequence[ModelCall]) -> object:
         options: dict[str, Any] = {}
         for name, value in (("temperature", endpoint.temperature), ("top_p", endpoint.top_p)):
             if value is not None:
@@ -178,39 +286,41 @@ class ModelClient:
             options[endpoint.max_tokens_field] = endpoint.max_tokens
         if endpoint.send_seed:
             # Servers read the seed into a signed 32-bit or 64-bit integer; 31 bits suit them all.
-            options["seed"] = call.seed & 0x7FFFFFFF
-        return await self._client(endpoint).chat.completions.create(
+            options["seed"] = calls[0].seed & 0x7FFFFFFF
+        if len(calls) > 1:
+            options["n"] = len(calls)
+        return await self._client(endpoint, url).chat.completions.create(
             model=endpoint.model,
             messages=[
-                {"role": "system", "content": call.system_prompt},
-                {"role": "user", "content": call.user_prompt},
+                {"role": "system", "content": calls[0].system_prompt},
+                {"role": "user", "content": calls[0].user_prompt},
             ],
             extra_body=dict(endpoint.extra_body) or None,
             timeout=endpoint.timeout_s,
             **options,
         )
 
-    async def _probe(self, endpoint: ModelEndpoint, timeout_s: float) -> None:
-        client = self._client(endpoint).with_options(timeout=timeout_s)
+    async def _probe(self, endpoint: ModelEndpoint, url: str, timeout_s: float) -> None:
+        client = self._client(endpoint, url).with_options(timeout=timeout_s)
         try:
             page = await asyncio.wait_for(client.models.list(), timeout_s)
             names = [str(getattr(model, "id", "")) for model in page.data or []]
         except openai.NotFoundError:
             # Not every endpoint lists its models; those that do not are asked by the first call.
-            _LOG.info("%s lists no models", endpoint.base_url)
+            _LOG.info("%s lists no models", url)
             return
         except (asyncio.TimeoutError, openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
-            raise UserError(_describe(error, endpoint)) from error
+            raise UserError(describe(error, endpoint, url)) from error
         if names and endpoint.model not in names:
             known = ", ".join(sorted(names)[:8])
-            raise UserError(f"{endpoint.base_url} has no model {endpoint.model!r}: choose one of {known}")
+            raise UserError(f"{url} has no model {endpoint.model!r}: choose one of {known}")
 
-    def _client(self, endpoint: ModelEndpoint) -> AsyncOpenAI:
-        key = (endpoint.base_url, endpoint.api_key_env)
+    def _client(self, endpoint: ModelEndpoint, url: str) -> AsyncOpenAI:
+        key = (url, endpoint.api_key_env)
         if key not in self._clients:
             # Endpoints of one's own need no key, but the library insists on one. Retries are made here alone.
             api_key = os.environ.get(endpoint.api_key_env) or "none"
-            self._clients[key] = AsyncOpenAI(base_url=endpoint.base_url, api_key=api_key, max_retries=0)
+            self._clients[key] = AsyncOpenAI(base_url=url, api_key=api_key, max_retries=0)
         return self._clients[key]
 
     def _role(self, role: str) -> tuple[ModelEndpoint, ...]:
@@ -226,78 +336,10 @@ class ModelClient:
         ceiling = min(self._longest_pause_s, self._first_pause_s * 2 ** (state.attempt_number - 1))
         pause = jitter.uniform(ceiling / 2, ceiling)
         error = state.outcome.exception() if state.outcome is not None else None
-        asked = _retry_after_s(error)
+        asked = retry_after_s(error)
         # Asked for a pause, wait at least that long, and not all at the same moment.
         return pause if asked is None else min(asked, _MAX_RETRY_AFTER_S) + pause * 0.1
 
 
-class _Attempts:
-    """What the tries of one call have come to so far."""
-
-    def __init__(self) -> None:
-        self.tries = 0
-        self.usage = Usage()
-        self.last: ParsedCompletion | None = None
-
-
-class _ReplyTimeoutError(openai.OpenAIError):
-    """No complete reply within the endpoint's time limit."""
-
-
-def _timeout(endpoint: ModelEndpoint) -> _ReplyTimeoutError:
-    return _ReplyTimeoutError(f"no complete reply within {endpoint.timeout_s:g} s")
-
-
-def _may_pass(error: BaseException) -> bool:
-    if isinstance(error, openai.APIStatusError):
-        return error.status_code >= 500 or error.status_code in _PASSING_STATUS
-    # Connection trouble, time-outs, and bodies that are not JSON or not a completion.
-    passing = (
-        openai.APIConnectionError,
-        openai.APIResponseValidationError,
-        _ReplyTimeoutError,
-        MalformedCompletionError,
-        _EmptyReplyError,
-        ValueError,
-    )
-    return isinstance(error, passing)
-
-
-def _failed_outcome(error: Exception) -> CallOutcome:
-    return CallOutcome.EMPTY if isinstance(error, _EmptyReplyError) else CallOutcome.ERROR
-
-
-def _retry_after_s(error: BaseException | None) -> float | None:
-    """Reads ``Retry-After`` (seconds or a date) or ``retry-after-ms`` from an error's response."""
-    if not isinstance(error, openai.APIStatusError):
-        return None
-    headers = error.response.headers
-    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        try:
-            return max(0.0, float(headers[name]) * scale)
-        except (KeyError, ValueError):
-            continue
-    date = email.utils.parsedate_to_datetime(headers["retry-after"]) if _is_date(headers.get("retry-after")) else None
-    return None if date is None else max(0.0, (date - datetime.now(timezone.utc)).total_seconds())
-
-
-def _is_date(value: str | None) -> bool:
-    return value is not None and email.utils.parsedate_tz(value) is not None and value.rstrip().endswith("GMT")
-
-
-def _describe(error: BaseException, endpoint: ModelEndpoint) -> str:
-    """One line that names the endpoint and the cause."""
-    where = f"{endpoint.base_url} (model {endpoint.model})"
-    if isinstance(error, openai.AuthenticationError):
-        return f"{where} rejects the key: set {endpoint.api_key_env} to a valid one"
-    if isinstance(error, openai.APIStatusError):
-        return f"{where} answers with status {error.status_code}: {_one_line(error.message)}"
-    if isinstance(error, (openai.APITimeoutError, asyncio.TimeoutError)):
-        return f"{where} does not answer in time: check that it runs, or raise its timeout"
-    if isinstance(error, openai.APIConnectionError):
-        return f"{where} cannot be reached: {_one_line(str(error.__cause__ or error))}"
-    return f"{where}: {_one_line(str(error) or type(error).__name__)}"
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_ERROR_TEXT_LIMIT]
+def _key(endpoint: ModelEndpoint) -> tuple[str, str]:
+    return endpoint.base_url, endpoint.model

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from accelopt_ray.agents.gpu_time import GpuTimePrice
 from accelopt_ray.agents.prices import Price
 
 
 @dataclass(frozen=True)
 class ModelEndpoint:
-    """One model at one OpenAI-compatible endpoint.
+    """One model at one OpenAI-compatible endpoint, or at several replicas of it.
 
     Attributes:
         base_url: For instance ``http://host:8000/v1``.
@@ -26,10 +27,14 @@ class ModelEndpoint:
         send_seed: Whether to send a sampling seed with each call.
         extra_body: Further request fields, such as ``{"reasoning_effort": "high"}``.
         timeout_s: Longest wait for one reply, in seconds.
-        max_in_flight: Most calls at once; the client goes below it when the endpoint is overloaded.
+        max_in_flight: Most calls at once at each base URL; the client goes below it when that one is overloaded.
         max_retries: Further tries after a failure that may pass.
-        price: Price of tokens; None looks the model up in the price table.
+        price: Price of tokens or of GPU time; None looks the model up in the price table.
         weight: Share of a role's calls where several endpoints serve it.
+        replicas: Further base URLs that serve the same model. Calls of one affinity go to the same of them.
+        samples_per_request: Most samples of one prompt to ask for in one request, by the field ``n``; 1 asks for each
+            in a request of its own.
+        tokenizer: Folder or name of the model's tokeniser, for counting where the endpoint gives no usage.
     """
 
     base_url: str
@@ -44,8 +49,24 @@ class ModelEndpoint:
     timeout_s: float = 600.0
     max_in_flight: int = 64
     max_retries: int = 6
-    price: Price | None = None
+    price: Price | GpuTimePrice | None = None
     weight: float = 1.0
+    replicas: tuple[str, ...] = ()
+    samples_per_request: int = 1
+    tokenizer: str | None = None
+
+    @property
+    def base_urls(self) -> tuple[str, ...]:
+        """All that serve the model."""
+        return (self.base_url, *self.replicas)
+
+    def routes(self, affinity: str) -> tuple[str, ...]:
+        """The base URLs in the order in which calls of one affinity try them.
+
+        Equal affinities always begin with the same one, whose prefix cache then holds their prompt; when a replica
+        comes or goes, only its own calls move (rendezvous hashing).
+        """
+        return tuple(sorted(self.base_urls, key=lambda url: hashlib.sha256(f"{affinity} {url}".encode()).digest()))
 
 
 def choose_endpoint(endpoints: Sequence[ModelEndpoint], call_id: str) -> ModelEndpoint:

@@ -88,6 +88,15 @@ class ShownAttempt:
     profile: Sequence[ProfileLine] = ()
 
 
+@dataclass(frozen=True)
+class ShownPlan:
+    """A plan tried before from the same kernel, in one line; ``speedup`` is over that kernel, 0 if there is none."""
+
+    title: str
+    outcome: str
+    speedup: float
+
+
 class PromptLibrary:
     """Renders the prompts of every role."""
 
@@ -130,6 +139,7 @@ class PromptLibrary:
         percent_of_peak: float | None = None,
         bottleneck: Sequence[ProfileLine] = (),
         feedback: Sequence[ShownAttempt] = (),
+        tried: Sequence[ShownPlan] = (),
     ) -> Prompt:
         """Renders the request for a plan.
 
@@ -141,6 +151,7 @@ class PromptLibrary:
             percent_of_peak: Shown unless None.
             bottleneck: What the device takes for the cause, shown unless empty; see :func:`explanation_lines`.
             feedback: Earlier attempts to show, oldest first.
+            tried: Plans tried before from the same kernel, oldest first.
         """
         return self._render(
             "planner",
@@ -151,6 +162,7 @@ class PromptLibrary:
             percent_of_peak=percent_of_peak,
             bottleneck=bottleneck,
             feedback=feedback,
+            tried=tried,
         )
 
     def executor(self, *, problem: str, kernel: str, plan: str, entry: str) -> Prompt:

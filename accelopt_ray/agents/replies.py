@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion
+from openai.types.chat.chat_completion import Choice
 
+from accelopt_ray.agents.tokens import Counter, estimate_tokens
 from accelopt_ray.outcome import CallOutcome
 
 _THINK = re.compile(r"\A\s*<think(?:ing)?>(?P<reasoning>.*?)</think(?:ing)?>\s*", re.DOTALL | re.IGNORECASE)
@@ -24,7 +29,7 @@ class Usage:
         cached_tokens: Of these, answered from the endpoint's cache.
         completion_tokens: Of the completion, reasoning included.
         reasoning_tokens: Of these, reasoning.
-        estimated: Whether the endpoint gave no usage and the numbers are estimates from the texts' lengths.
+        estimated: Whether the endpoint gave no usage and the texts were counted here.
     """
 
     prompt_tokens: int = 0
@@ -51,27 +56,45 @@ class ParsedCompletion:
     reply_text: str
     reasoning_text: str
     finish_reason: str
-    usage: Usage
+    usage: Usage = Usage()
 
 
 class MalformedCompletionError(Exception):
     """The endpoint answered with something that is no chat completion."""
 
 
-def parse_completion(completion: object, prompt_text: str) -> ParsedCompletion:
+def parse_completions(
+    completion: object, prompt_text: str, samples: int = 1, count_tokens: Counter = estimate_tokens
+) -> list[ParsedCompletion]:
     """Reads a chat completion.
 
     Args:
         completion: What the client library returned; it does not validate, so any JSON value may come.
-        prompt_text: Both messages, for the estimate of tokens where usage is absent.
+        prompt_text: Both messages, for the count of tokens where usage is absent.
+        samples: How many were asked for.
+        count_tokens: Counts tokens where usage is absent.
+
+    Returns:
+        The samples, at least one; fewer than asked for if the endpoint has sent fewer. The request's usage is divided
+        among them: the prompt evenly, the completion by the length of the texts; the parts add up to what was counted.
 
     Raises:
         MalformedCompletionError: It has no choices or no message.
     """
     if not isinstance(completion, ChatCompletion) or not completion.choices:
         raise MalformedCompletionError("the endpoint's answer has no choices")
-    # A single sample was asked for; an endpoint that sends the choice twice has answered once.
-    choice = completion.choices[0]
+    # An endpoint that sends a choice twice has answered once.
+    by_index = {getattr(choice, "index", 0): choice for choice in reversed(completion.choices)}
+    answers = [_read_choice(by_index[index]) for index in sorted(by_index, key=_order)[:samples]]
+    usages = _usages(completion.usage, prompt_text, answers, count_tokens)
+    return [replace(answer, usage=usage) for answer, usage in zip(answers, usages, strict=True)]
+
+
+def _order(index: object) -> int:
+    return index if isinstance(index, int) else 0
+
+
+def _read_choice(choice: Choice) -> ParsedCompletion:
     message = getattr(choice, "message", None)
     if message is None:
         raise MalformedCompletionError("the endpoint's answer has no message")
@@ -94,9 +117,7 @@ def parse_completion(completion: object, prompt_text: str) -> ParsedCompletion:
         outcome = CallOutcome.EMPTY
     else:
         outcome = CallOutcome.OK
-    return ParsedCompletion(
-        outcome, content, reasoning, finish_reason, _usage(completion, prompt_text, content, reasoning)
-    )
+    return ParsedCompletion(outcome, content, reasoning, finish_reason)
 
 
 def split_reasoning(content: str) -> tuple[str, str]:
@@ -116,21 +137,41 @@ def split_reasoning(content: str) -> tuple[str, str]:
     return "", content
 
 
-def estimate_tokens(text: str) -> int:
-    """Estimates a text's tokens where nobody counted: about four bytes each for English and code."""
-    return (len(text.encode("utf-8", errors="replace")) + 3) // 4
-
-
-def _usage(completion: ChatCompletion, prompt_text: str, content: str, reasoning: str) -> Usage:
-    usage = completion.usage
+def _usages(
+    usage: CompletionUsage | None, prompt_text: str, answers: Sequence[ParsedCompletion], count_tokens: Counter
+) -> list[Usage]:
     prompt = _count(getattr(usage, "prompt_tokens", None))
     generated = _count(getattr(usage, "completion_tokens", None))
     if prompt is None or generated is None:
-        thought = estimate_tokens(reasoning)
-        return Usage(estimate_tokens(prompt_text), 0, estimate_tokens(content) + thought, thought, estimated=True)
+        prompts = divided(count_tokens(prompt_text), [1] * len(answers))
+        thoughts = [count_tokens(answer.reasoning_text) for answer in answers]
+        texts = [count_tokens(answer.reply_text) for answer in answers]
+        return [
+            Usage(tokens, 0, text + thought, thought, estimated=True)
+            for tokens, text, thought in zip(prompts, texts, thoughts, strict=True)
+        ]
     cached = _count(getattr(getattr(usage, "prompt_tokens_details", None), "cached_tokens", None)) or 0
     thought_count = _count(getattr(getattr(usage, "completion_tokens_details", None), "reasoning_tokens", None)) or 0
-    return Usage(prompt, min(cached, prompt), generated, min(thought_count, generated))
+    lengths = [len(answer.reply_text) + len(answer.reasoning_text) for answer in answers]
+    even = [1] * len(answers)
+    parts = zip(
+        divided(prompt, even),
+        divided(min(cached, prompt), even),
+        divided(generated, lengths),
+        divided(min(thought_count, generated), [len(answer.reasoning_text) for answer in answers]),
+        strict=True,
+    )
+    return [Usage(*part) for part in parts]
+
+
+def divided(total: int, weights: Sequence[int]) -> list[int]:
+    """Divides a count in proportion to weights, evenly if all are 0; the parts are whole and add up to it exactly."""
+    sizes = list(weights) if any(weights) else [1] * len(weights)
+    whole, ends, so_far = sum(sizes), [0], 0
+    for size in sizes:
+        so_far += size
+        ends.append(total * so_far // whole)
+    return [end - start for start, end in itertools.pairwise(ends)]
 
 
 def _count(value: object) -> int | None:

@@ -105,6 +105,25 @@ def reply(
     return behave
 
 
+def samples(*texts: str, usage: dict[str, Any] | None = None, delay_s: float = 0.0) -> Behaviour:
+    """As many of the texts as the request asks for, each a choice with its own index."""
+
+    async def behave(endpoint: Endpoint, body: dict[str, Any]) -> Response:
+        await asyncio.sleep(delay_s)
+        counted = usage or {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120}
+        prompt, completion = endpoint.billed_tokens
+        endpoint.billed_tokens = (prompt + counted["prompt_tokens"], completion + counted["completion_tokens"])
+        choices = [
+            {"index": index, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+            for index, text in enumerate(texts[: body.get("n", 1)])
+        ]
+        common = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
+        # The order on the wire means nothing; the indices do.
+        return JSONResponse({**common, "choices": choices[::-1], "usage": counted})
+
+    return behave
+
+
 def status(code: int, headers: dict[str, str] | None = None, message: str = "no") -> Behaviour:
     """An error in the protocol's own form."""
 
