@@ -13,6 +13,7 @@ from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, Tas
 from accelopt_ray.outcome import CallOutcome
 from accelopt_ray.search.candidates import Candidate
 from accelopt_ray.search.canonical import KernelSource
+from accelopt_ray.search.diversity import PlanBook
 from accelopt_ray.search.history import RememberingServices
 from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.search.memory import ExperienceStore
@@ -57,6 +58,7 @@ class SearchContext:
         evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
             iteration would have started before the first evaluation is counted.
         correct: Every correct candidate, by its id.
+        plan_book: Plans of ended iterations.
     """
 
     settings: SearchSettings
@@ -77,6 +79,7 @@ class SearchContext:
     cost_usd: float = 0.0
     evaluations: int = 0
     correct: dict[str, Candidate] = field(default_factory=dict)
+    plan_book: PlanBook = field(default_factory=PlanBook)
     _halted: str | None = None
     _stored_sources: set[str] = field(default_factory=set)
     _warned_budgets: set[int] = field(default_factory=set)

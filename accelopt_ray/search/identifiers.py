@@ -29,9 +29,10 @@ class Identifiers:
         """The evaluation that measures a beam member again."""
         return f"{self.slot(iteration, slot)}.parent"
 
-    def plan(self, iteration: int, slot: int, plan: int) -> str:
-        """A plan, and the stem of its planner call."""
-        return f"{self.slot(iteration, slot)}.p{plan}"
+    def plan(self, iteration: int, slot: int, plan: int, resample: int = 0) -> str:
+        """A plan, and the stem of its planner call; ``resample`` counts the samples before it that repeated others."""
+        stem = f"{self.slot(iteration, slot)}.p{plan}"
+        return f"{stem}.r{resample}" if resample else stem
 
     def attempt(self, iteration: int, slot: int, plan: int, attempt: int, fix: int = 0) -> str:
         """A candidate: one implementation of a plan; ``fix`` counts its repairs."""

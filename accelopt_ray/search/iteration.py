@@ -16,6 +16,7 @@ from accelopt_ray.agents.rendering import (
     Prompt,
     ShownAttempt,
     ShownExperience,
+    ShownPlan,
     explanation_lines,
     profile_lines,
 )
@@ -24,6 +25,7 @@ from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
 from accelopt_ray.search.candidates import Attempt, Candidate, Plan, PlanGroup, is_valid
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.context import SearchContext, all_or_cancel, has_text
+from accelopt_ray.search.diversity import PlanGate, TriedPlan
 from accelopt_ray.search.memory import ExperienceItem
 from accelopt_ray.search.ownership import Ownership, Position
 from accelopt_ray.search.rows import attempt_row, measurement_row, plan_row
@@ -119,9 +121,11 @@ class Iteration:
 
     async def _slot(self, slot: int, candidate: Candidate) -> Candidate:
         parent = await self._measured_again(slot, candidate)
-        prompt = self._planner_prompt(slot, parent)
-        indices = range(self._settings.plans_per_candidate)
-        await all_or_cancel(*(self._plan(slot, index, parent, prompt) for index in indices))
+        samples = self._settings.plans_per_candidate
+        tried = self._context.plan_book.tried_from(parent.source.canonical_sha256)
+        gate = PlanGate(tried, samples, self._settings.plan_similarity) if self._settings.plan_resamples else None
+        prompt = self._planner_prompt(slot, parent, tried)
+        await all_or_cancel(*(self._plan(slot, index, parent, prompt, gate) for index in range(samples)))
         return parent
 
     async def _measured_again(self, slot: int, candidate: Candidate) -> Candidate:
@@ -146,7 +150,7 @@ class Iteration:
             context.progress("warning", message=message)
         return candidate.measured_again(result)
 
-    def _planner_prompt(self, slot: int, parent: Candidate) -> Prompt:
+    def _planner_prompt(self, slot: int, parent: Candidate, tried: Sequence[TriedPlan]) -> Prompt:
         context, settings = self._context, self._settings
         order = stream(settings.seed, "profile", context.ids.slot(self._number, slot))
         result = parent.result
@@ -158,24 +162,23 @@ class Iteration:
             percent_of_peak=result.percent_of_peak if settings.show_percent_of_peak else None,
             bottleneck=explanation_lines(result.explanation) if settings.show_bottleneck else (),
             feedback=[_shown_attempt(attempt) for attempt in self._feedback],
+            tried=[
+                ShownPlan(each.title, each.outcome, each.speedup)
+                for each in tried[max(0, len(tried) - settings.show_tried_plans) :]
+            ],
         )
 
-    async def _plan(self, slot: int, index: int, parent: Candidate, prompt: Prompt) -> None:
+    async def _plan(self, slot: int, index: int, parent: Candidate, prompt: Prompt, gate: PlanGate | None) -> None:
         context = self._context
-        plan_id = context.ids.plan(self._number, slot, index)
         lanes = [self._lane(slot, index, attempt) for attempt in range(self._settings.attempts_per_plan)]
-        affinity = context.ids.slot(self._number, slot)
-        reply = await context.ask(plan_id, "planner", prompt, sample_index=index, affinity=affinity)
-        if reply is None or not has_text(reply):
+        plan = await self._sampled(slot, index, parent, prompt, gate)
+        if plan is None:
             for lane in lanes:
                 self._ownership.close(lane)
             await self._settle()
             return
-        plan = Plan(plan_id, slot, index, parent, reply.reply_text.strip())
         self._plans[(slot, index)] = plan
-        item_ids = [item.item_id for item in self._shown]
-        await context.record("plans", plan_row(context.task.name, self._number, plan, reply.call_id, item_ids))
-        context.progress("planned", plan_id=plan_id, parent_candidate_id=parent.candidate_id)
+        context.progress("planned", plan_id=plan.plan_id, parent_candidate_id=parent.candidate_id)
         order = context.prompts.executor(
             problem=context.task.reference_source(),
             kernel=parent.source.text,
@@ -183,6 +186,32 @@ class Iteration:
             entry=context.task.entry,
         )
         await all_or_cancel(*(self._attempt(plan, order, attempt, lane) for attempt, lane in enumerate(lanes)))
+
+    async def _sampled(
+        self, slot: int, index: int, parent: Candidate, prompt: Prompt, gate: PlanGate | None
+    ) -> Plan | None:
+        """Asks for a plan, again where it only repeats; returns None if none comes that is new."""
+        context, settings = self._context, self._settings
+        for resample in range(settings.plan_resamples + 1):
+            if resample and gate is not None:
+                taken = await gate.next_round(resample)
+                tried = [*context.plan_book.tried_from(parent.source.canonical_sha256), *taken]
+                prompt = self._planner_prompt(slot, parent, tried)
+            plan_id = context.ids.plan(self._number, slot, index, resample)
+            sample = index + resample * settings.plans_per_candidate
+            affinity = context.ids.slot(self._number, slot)
+            reply = await context.ask(plan_id, "planner", prompt, sample_index=sample, affinity=affinity)
+            text = reply.reply_text.strip() if reply is not None and has_text(reply) else None
+            repeated = await gate.judge(resample, index, plan_id, text) if gate is not None else None
+            if reply is None or text is None:
+                return None
+            plan = Plan(plan_id, slot, index, parent, text)
+            item_ids = [item.item_id for item in self._shown]
+            row = plan_row(context.task.name, self._number, plan, reply.call_id, item_ids, repeated)
+            await context.record("plans", row)
+            if repeated is None:
+                return plan
+        return None
 
     async def _attempt(self, plan: Plan, prompt: Prompt, index: int, lane: int) -> None:
         """Has a plan carried out, and repaired where that is wanted and fails."""

@@ -247,6 +247,7 @@ class _Search:
         self._note_silence(outcome)
         ties = stream(settings.seed, "beam", context.task.name, context.iteration)
         previous = outcome.beam
+        context.plan_book.note(outcome.groups)
         context.correct.update({each.candidate_id: each.candidate() for each in outcome.attempts if each.valid})
         selected = select_beam(settings.selection_rule, previous, outcome.groups, settings.beam_width, ties)
         self._beam = self._with_pins(selected)

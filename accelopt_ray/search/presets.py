@@ -18,6 +18,8 @@ _PUBLISHED: Mapping[str, object] = {
     "selection_rule": SelectionRule.PUBLISHED,
     "memory_rule": MemoryRule.PUBLISHED,
     "deduplicate": False,
+    "plan_resamples": 0,
+    "show_tried_plans": 0,
     "show_percent_of_peak": False,
     "show_bottleneck": False,
 }
@@ -33,11 +35,14 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         "published": _PUBLISHED,
         # What the text says: parents compete with their children, memory is a queue.
         "paper": _PAPER,
-        # Ours: the paper's elitist rule, and no device time spent on a kernel that has already been evaluated.
+        # Ours: the paper's elitist rule, no device time spent on a kernel that has already been evaluated, and no
+        # plan carried out twice from one kernel.
         "beyond": {
             "selection_rule": SelectionRule.PAPER,
             "memory_rule": MemoryRule.PAPER,
             "deduplicate": True,
+            "plan_resamples": 2,
+            "show_tried_plans": 40,
             "show_percent_of_peak": True,
             "show_bottleneck": True,
         },

@@ -89,8 +89,10 @@ def iteration_row(
     }
 
 
-def plan_row(task: str, iteration: int, plan: Plan, call_id: str, memory_item_ids: Sequence[str]) -> dict[str, object]:
-    """A plan and the experience items its planner was shown."""
+def plan_row(
+    task: str, iteration: int, plan: Plan, call_id: str, memory_item_ids: Sequence[str], repeats_plan_id: str | None
+) -> dict[str, object]:
+    """A plan, the experience items its planner was shown, and the plan it repeats, if any."""
     return {
         "task": task,
         "iteration": iteration,
@@ -100,6 +102,7 @@ def plan_row(task: str, iteration: int, plan: Plan, call_id: str, memory_item_id
         "sample_index": plan.index,
         "plan_text": plan.text,
         "memory_item_ids": list(memory_item_ids),
+        "repeats_plan_id": repeats_plan_id,
     }
 
 

@@ -45,6 +45,10 @@ class SearchSettings:
         memory_rule: How old experience items make room.
         use_memory: Whether rewrites are summarised and shown to the planner.
         deduplicate: Whether a kernel equal to an earlier one in canonical form is answered without evaluation.
+        plan_resamples: How often a plan that repeats one tried from the same kernel is sampled again, at most; 0 takes
+            every plan as it comes. One that repeats to the end is not carried out.
+        plan_similarity: Least share of common three-word runs at which a plan with the same numbers is a repetition.
+        show_tried_plans: At most so many titles of plans tried from the same kernel are shown to the planner.
         remeasure_parents: Whether a measured beam member is measured again at the start of an iteration. Predicted
             latencies are never predicted again, since they could not differ.
         feedback_attempts: How many of the last attempts, with their outcome, the planner is shown.
@@ -76,6 +80,9 @@ class SearchSettings:
     memory_rule: MemoryRule = MemoryRule.PAPER
     use_memory: bool = True
     deduplicate: bool = True
+    plan_resamples: int = 2
+    plan_similarity: float = 0.9
+    show_tried_plans: int = 40
     remeasure_parents: bool = True
     feedback_attempts: int = 0
     fix_attempts: int = 0
@@ -105,6 +112,8 @@ class SearchSettings:
             ("seed", 0, 2**63 - 1),
             ("feedback_attempts", 0, 100),
             ("fix_attempts", 0, 10),
+            ("plan_resamples", 0, 100),
+            ("show_tried_plans", 0, 1_000),
         ):
             _check_integer(name, getattr(self, name), low, high)
         for name in ("stop_after_no_improvement", "max_evaluations"):
@@ -112,6 +121,7 @@ class SearchSettings:
                 _check_integer(name, getattr(self, name), 1, 10**9)
         for name in ("positive_threshold", "negative_threshold"):
             _check_number(name, getattr(self, name), 1.0, 1000.0)
+        _check_number("plan_similarity", self.plan_similarity, 0.0, 1.0)
         for name, high_number in (("target_percent_of_peak", 100.0), ("max_cost_usd", 1e9), ("max_wall_s", 1e9)):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 0.0, high_number)

@@ -42,6 +42,7 @@ DIGEST_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "sample_index",
             "plan_text",
             "memory_item_ids",
+            "repeats_plan_id",
         ),
         "sources": ("task", "iteration", "source_sha256", "source"),
         "evaluations": (

@@ -189,6 +189,7 @@ _ALL = (
             ("sample_index", pa.int32(), "which sample of the planner's prompt"),
             ("plan_text", _TEXT, "the plan"),
             ("memory_item_ids", _TEXTS, "experience items that the planner was shown"),
+            ("repeats_plan_id", pa.string(), "an earlier plan for the same kernel that says the same; not carried out"),
         ],
     ),
     _table(

@@ -1,0 +1,173 @@
+"""Telling a plan that says something new from one that repeats.
+
+Two plans for one kernel are the same when their words are, or when nearly all their runs of three words are and they
+name the same numbers: a tile of 512 in place of 1024 is another plan, however alike the sentences. No model is needed
+to compare them.
+
+Which of two plans is the repetition is decided by position, never by arrival: a slot's samples are judged in the order
+of their indices, against what was tried from the same kernel before and what was taken in this iteration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accelopt_ray.outcome import EvaluationOutcome
+from accelopt_ray.search.beam import fastest
+from accelopt_ray.search.candidates import PlanGroup
+
+_WORD = re.compile(r"[a-z0-9_]+(?:\.[0-9]+)?")
+_SHINGLE_WORDS = 3
+_TITLE_CHARACTERS = 160
+
+
+@dataclass(frozen=True)
+class PlanText:
+    """A plan as far as comparing goes.
+
+    Attributes:
+        plan_id: The plan.
+        words: Its words in lower case, in order.
+        shingles: Its runs of three words.
+        numbers: The words that hold a digit.
+    """
+
+    plan_id: str
+    words: tuple[str, ...]
+    shingles: frozenset[tuple[str, ...]]
+    numbers: frozenset[str]
+
+    @classmethod
+    def of(cls, plan_id: str, text: str) -> PlanText:
+        """Takes a plan's text apart."""
+        words = tuple(_WORD.findall(text.lower()))
+        size = min(_SHINGLE_WORDS, len(words))
+        shingles = frozenset(words[start : start + size] for start in range(len(words) - size + 1))
+        return cls(plan_id, words, shingles, frozenset(word for word in words if any(map(str.isdigit, word))))
+
+    def repeats(self, other: PlanText, similarity: float) -> bool:
+        """Whether it says what another one says; ``similarity`` is the least Jaccard index of the shingles."""
+        if self.words == other.words:
+            return True
+        if self.numbers != other.numbers:
+            return False
+        union = self.shingles | other.shingles
+        return bool(union) and len(self.shingles & other.shingles) / len(union) >= similarity
+
+
+@dataclass(frozen=True)
+class TriedPlan:
+    """A plan that has been carried out from a kernel, and what came of it.
+
+    Attributes:
+        text: The plan, for comparing.
+        title: Its first line.
+        outcome: What came of it, in a few words.
+        speedup: Of its fastest correct attempt over the kernel; 0 if there is none.
+    """
+
+    text: PlanText
+    title: str
+    outcome: str
+    speedup: float = 0.0
+
+
+@dataclass
+class PlanBook:
+    """Everything tried so far, by the canonical hash of the kernel it was tried from."""
+
+    _tried: dict[str, list[TriedPlan]] = field(default_factory=dict)
+
+    def tried_from(self, content: str) -> Sequence[TriedPlan]:
+        """What has been tried from a kernel, oldest first."""
+        return self._tried.get(content, [])
+
+    def note(self, groups: Sequence[PlanGroup]) -> None:
+        """Takes in an iteration's plans with their outcomes, in the order of their positions."""
+        for group in groups:
+            content = group.plan.parent.source.canonical_sha256
+            self._tried.setdefault(content, []).append(_tried(group))
+
+
+class PlanGate:
+    """Judges one slot's samples, round by round, each in the order of indices."""
+
+    def __init__(self, tried: Sequence[TriedPlan], samples: int, similarity: float) -> None:
+        """Opens the first round.
+
+        Args:
+            tried: What was tried from the slot's kernel in earlier iterations.
+            samples: Samples of the first round, with indices from 0.
+            similarity: As in :meth:`PlanText.repeats`.
+        """
+        self._known = [each.text for each in tried]
+        self._similarity = similarity
+        self._taken: list[TriedPlan] = []
+        self._rounds: list[Mapping[int, asyncio.Future[str | None]]] = [self._open(range(samples))]
+
+    async def judge(self, round_number: int, index: int, plan_id: str, text: str | None) -> str | None:
+        """Waits for the judgements on smaller indices and then judges a sample.
+
+        Args:
+            round_number: 0, or how often this index has been sampled before.
+            index: The sample.
+            plan_id: Its plan.
+            text: The plan; None if there is none, which repeats nothing.
+
+        Returns:
+            The plan that it repeats, or None if it is taken.
+        """
+        judgements = self._rounds[round_number]
+        for earlier, judgement in judgements.items():
+            if earlier < index:
+                await asyncio.shield(judgement)
+        repeated = self._judged(plan_id, text) if text is not None else None
+        judgements[index].set_result(repeated)
+        return repeated
+
+    async def next_round(self, round_number: int) -> Sequence[TriedPlan]:
+        """Waits for the end of the round before and returns what was taken until then, for the prompt."""
+        previous = self._rounds[round_number - 1]
+        repeated = [await asyncio.shield(judgement) for judgement in previous.values()]
+        if len(self._rounds) == round_number:
+            again = [index for index, plan_id in zip(previous, repeated, strict=True) if plan_id is not None]
+            self._rounds.append(self._open(again))
+            self._taken_before = list(self._taken)
+        return self._taken_before
+
+    def _judged(self, plan_id: str, text: str) -> str | None:
+        plan = PlanText.of(plan_id, text)
+        for known in self._known:
+            if plan.repeats(known, self._similarity):
+                return known.plan_id
+        self._known.append(plan)
+        self._taken.append(TriedPlan(plan, plan_title(text), "being tried now"))
+        return None
+
+    @staticmethod
+    def _open(indices: Sequence[int]) -> Mapping[int, asyncio.Future[str | None]]:
+        loop = asyncio.get_running_loop()
+        return {index: loop.create_future() for index in sorted(indices)}
+
+
+def plan_title(text: str) -> str:
+    """Returns a plan's first line that says something, without its marks, shortened."""
+    for line in text.splitlines():
+        plain = line.strip().strip("#*_ \t").strip()
+        if plain:
+            return plain if len(plain) <= _TITLE_CHARACTERS else plain[: _TITLE_CHARACTERS - 3] + "..."
+    return ""
+
+
+def _tried(group: PlanGroup) -> TriedPlan:
+    text, title = PlanText.of(group.plan.plan_id, group.plan.text), plan_title(group.plan.text)
+    best = fastest(group.valid_attempts)
+    if best is not None:
+        return TriedPlan(text, title, "correct", best.speedup)
+    outcomes = [attempt.result.outcome for attempt in group.attempts]
+    if EvaluationOutcome.DUPLICATE in outcomes:
+        return TriedPlan(text, title, "gave a kernel that was known already")
+    return TriedPlan(text, title, f"failed: {outcomes[0]}" if outcomes else "not carried out")
