@@ -159,6 +159,7 @@ def calibrate(
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "no deduplication or hoisting": {"deduplicate": False},
     "hoist out of thrashing nests too": {"keep_thrashing_nests": False},
+    "no loop fusion": {"fuse_loops": False},
     "no merging of short loops": {"merge_short_loops": False},
     "whole-tile units": {"sub_tile_units": False},
     "infinite SBUF": {"infinite_sbuf": True},
