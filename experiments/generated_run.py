@@ -169,11 +169,12 @@ class _Batch:
         """Lets the iteration's fastest kernels enter the memory and its oldest items leave; returns what stays."""
         for rank, kernel in enumerate(sorted(self.correct, key=lambda each: each.latency_ms)[:4]):
             item_id = f"{self._task}.i{self._iteration}.m{rank}"
+            pair = (kernel.parent_id, kernel.candidate_id)
             row: dict[str, object] = {
                 "item_id": item_id,
-                "kind": "positive" if rank % 4 else "negative",
-                "slow_candidate_id": kernel.parent_id,
-                "fast_candidate_id": kernel.candidate_id,
+                "kind": "positive" if rank else "negative",
+                "slow_candidate_id": pair[0 if rank else 1],
+                "fast_candidate_id": pair[1 if rank else 0],
                 "speedup": 1.1,
                 "title": _IDEAS[rank],
                 "summary_text": f"Title: {_IDEAS[rank]}",

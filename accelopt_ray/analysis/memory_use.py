@@ -53,5 +53,7 @@ def memory_size(memory_items: pd.DataFrame, iterations: pd.DataFrame) -> pd.Data
 
 
 def _lengths(lists: pd.Series[Any]) -> pd.Series[int]:
+    if lists.empty:  # Arrow gives an empty column of lists the type of nothing
+        return pd.Series(0, index=lists.index, dtype="int64")
     lengths = pc.list_value_length(pa.chunked_array([pa.array(lists)])).fill_null(0)
     return pd.Series(lengths.to_numpy().astype("int64"), index=lists.index)

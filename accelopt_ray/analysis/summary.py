@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 
@@ -20,14 +22,13 @@ def run_states(
         goes on, was stopped early, or was killed.
     """
     frame = runs[["run_id", "created_at", "preset", "seed", "device"]].copy()
-    planned = settings.get("search.iterations", pd.Series(dtype="float64"))
-    frame["iterations_planned"] = pd.array(
-        pd.to_numeric(frame["run_id"].map(planned), errors="coerce").round().astype("float64"), dtype="Int64"
-    )
+    planned = pd.to_numeric(settings.get("search.iterations", pd.Series(dtype="float64")), errors="coerce").dropna()
     done = iterations.groupby(SEARCH, observed=True)["iteration"].max().groupby("run_id").min()
-    frame["iterations_done"] = frame["run_id"].map(done).astype("Int64")
-    frame["evaluations"] = frame["run_id"].map(evaluations.groupby("run_id").size()).fillna(0).astype("int64")
-    frame["last_row_at"] = frame["run_id"].map(evaluations.groupby("run_id")["ended_at"].max())
+    rows = evaluations.groupby("run_id")["ended_at"]
+    frame["iterations_planned"] = _whole_numbers(frame["run_id"], planned.round().to_dict())
+    frame["iterations_done"] = _whole_numbers(frame["run_id"], done.to_dict())
+    frame["evaluations"] = _whole_numbers(frame["run_id"], rows.size().to_dict()).fillna(0).astype("int64")
+    frame["last_row_at"] = frame["run_id"].map(rows.max().to_dict())
     ended = (frame["iterations_done"] >= frame["iterations_planned"]).fillna(False).to_numpy(bool)
     empty = frame["evaluations"].eq(0).to_numpy(bool)
     frame["state"] = np.select([empty, ended], ["empty", "finished"], "unfinished")
@@ -90,3 +91,7 @@ def summary(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, iterations: pd.D
     started = spent["started_at"].where(spent["started_at"].lt(rows["first_at"]), rows["first_at"])
     rows["wall_s"] = (rows["ended_at"] - started).dt.total_seconds()
     return rows.drop(columns=["ended_at", "first_at"]).reset_index()
+
+
+def _whole_numbers(run_ids: pd.Series[str], known: Mapping[str, object]) -> pd.Series[int]:
+    return pd.Series([known.get(run_id) for run_id in run_ids], index=run_ids.index, dtype="Int64")
