@@ -12,7 +12,7 @@ import typer
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
-    from accelopt_ray.evaluation.records import EvaluationResult
+    from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 
 
 def profile(
@@ -25,6 +25,12 @@ def profile(
     check: Annotated[str, typer.Option(help="Correctness check: published or strict.")] = "published",
     shape: Annotated[list[str] | None, typer.Option(help="Replaces a shape parameter.", metavar="NAME=VALUE")] = None,
     timeout_s: Annotated[float, typer.Option("--timeout", help="Seconds for each stage.", min=0.001)] = 120.0,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say what bounds the kernel: engines, critical path, traffic, SBUF.")
+    ] = False,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write the predicted schedule for Perfetto.", metavar="FILE.json")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate one kernel file: outcome, latency, percent of peak, counters. Exit code 1 if it is not correct."""
@@ -37,11 +43,20 @@ def profile(
         location = task if task is not None else task_around(Path(str(reference)), kernel, Path(folder))
         parameters = parse_shape(shape or [])
         found = usable_task(location, parameters)
-        result = _evaluated(found.location, parameters, source, device, check, timeout_s)
+        job = _job(found.location, parameters, source, device, check, timeout_s)
+        result = _evaluated(job)
+        if trace is not None:
+            from accelopt_ray.cli.explanation import write_schedule
+
+            write_schedule(job, trace)
     if as_json:
         print(json.dumps(as_record(result), indent=2))
     else:
         _print(result)
+        if explain:
+            _print_explanation(result, source)
+        if trace is not None:
+            print(f"schedule         {trace} (simulated; open it in https://ui.perfetto.dev)")
     if not result.correct:
         raise typer.Exit(1)
 
@@ -65,17 +80,13 @@ def _entries(location: str) -> tuple[str, ...]:
     return (entry, "optimized_kernel") if entry == "kernel" else (entry,)
 
 
-def _evaluated(
+def _job(
     location: str, parameters: dict[str, int], source: str, device_name: str, check: str, timeout_s: float
-) -> EvaluationResult:
+) -> EvaluationJob:
     from accelopt_ray.devices.protocol import Limits
-    from accelopt_ray.devices.registry import get_device
-    from accelopt_ray.evaluation.evaluate import evaluate
     from accelopt_ray.evaluation.records import EvaluationJob, TaskRef
-    from accelopt_ray.verify.references import ReferenceCache
 
-    device = get_device(device_name)
-    job = EvaluationJob(
+    return EvaluationJob(
         evaluation_id="profile",
         task=TaskRef(location, tuple(parameters.items())),
         source=source,
@@ -83,7 +94,23 @@ def _evaluated(
         check=check,
         limits=Limits(timeout_s=timeout_s),
     )
-    return evaluate(job, device, ReferenceCache())
+
+
+def _evaluated(job: EvaluationJob) -> EvaluationResult:
+    from accelopt_ray.devices.registry import get_device
+    from accelopt_ray.evaluation.evaluate import evaluate
+    from accelopt_ray.verify.references import ReferenceCache
+
+    return evaluate(job, get_device(job.device), ReferenceCache())
+
+
+def _print_explanation(result: EvaluationResult, source: str) -> None:
+    from accelopt_ray.cli.explanation import lines
+
+    if result.latency_ms is None or "busy_ms" not in result.explanation:
+        print("explanation      none: the kernel was not priced by the simulator")
+        return
+    print("\n".join(lines(result.explanation, result.latency_ms, source)))
 
 
 def _print(result: EvaluationResult) -> None:
@@ -102,4 +129,6 @@ def _print(result: EvaluationResult) -> None:
         print(f"counters ({kind})")
         width = max(map(len, result.counters))
         for name, value in sorted(result.counters.items()):
-            print(f"  {name:<{width}}  {value:,.6g}")
+            print(
+                f"  {name:<{width}}  {value:,.0f}" if float(value).is_integer() else f"  {name:<{width}}  {value:,.6g}"
+            )
