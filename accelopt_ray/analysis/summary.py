@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -93,5 +94,5 @@ def summary(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, iterations: pd.D
     return rows.drop(columns=["ended_at", "first_at"]).reset_index()
 
 
-def _whole_numbers(run_ids: pd.Series[str], known: Mapping[str, object]) -> pd.Series[int]:
+def _whole_numbers(run_ids: pd.Series[str], known: Mapping[Any, object]) -> pd.Series[int]:
     return pd.Series([known.get(run_id) for run_id in run_ids], index=run_ids.index, dtype="Int64")

@@ -87,9 +87,16 @@ def styled(draw: _Draw) -> _Draw:
     return cast(_Draw, wrapper)
 
 
+class ShownFigure(Figure):
+    """A figure that notebooks show by itself, without pyplot."""
+
+    def _repr_svg_(self) -> str:
+        return render(self, "svg").decode()
+
+
 def new_figure(rows: int = 1, columns: int = 1, width: float = 6.4, height: float = 3.6) -> tuple[Figure, list[Axes]]:
     """Makes a figure of ``width`` x ``height`` inches and its axes, row by row."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = ShownFigure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     return figure, [axes for row in grid for axes in row]
 
