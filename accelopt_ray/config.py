@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
-from accelopt_ray.agents.prices import Price
+from accelopt_ray.agents.prices import PriceTable, load_prices
 from accelopt_ray.devices.protocol import Limits
+from accelopt_ray.model_config import Endpoint, Hosted, PriceList, Section, TokenPrices, filled
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.presets import DEFAULT_PRESET, preset_settings
 from accelopt_ray.search.settings import SearchSettings
+from accelopt_ray.serving.model import HostedModel
 from nkibench.task import Task, load_task
 
 ROLES = ("planner", "executor", "summarizer", "fixer")
@@ -28,50 +30,7 @@ _TOP_LEVEL_SEARCH_FIELDS = frozenset({"preset", "seed", "device", "check"})
 """Search settings that stand at the configuration's top level, since they matter to more than the search."""
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TokenPrices(_Section):
-    """US dollars per million tokens; what the endpoint's cache answers costs as much as a fresh token unless named."""
-
-    prompt: float = Field(ge=0.0)
-    cached: float | None = Field(default=None, ge=0.0)
-    completion: float = Field(ge=0.0)
-
-
-class Endpoint(_Section):
-    """An OpenAI-compatible chat endpoint, with the fields of :class:`~accelopt_ray.agents.endpoints.ModelEndpoint`.
-
-    The key itself is never written anywhere, only the name of the environment variable that holds it.
-    """
-
-    base_url: str = Field(pattern=r"^https?://\S+$")
-    model: str = Field(min_length=1)
-    api_key_env: str = "OPENAI_API_KEY"
-    temperature: float | None = Field(default=1.0, ge=0.0, le=2.0)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    max_tokens: int | None = Field(default=16_384, ge=1)
-    max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    send_seed: bool = True
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    timeout_s: float = Field(default=600.0, gt=0.0)
-    max_in_flight: int = Field(default=64, ge=1)
-    max_retries: int = Field(default=6, ge=0)
-    price: TokenPrices | None = None
-    weight: float = Field(default=1.0, gt=0.0)
-
-    def model_endpoint(self) -> ModelEndpoint:
-        """The same in the model client's terms."""
-        fields = {name: getattr(self, name) for name in type(self).model_fields if name != "price"}
-        price = None
-        if self.price is not None:
-            cached = self.price.prompt if self.price.cached is None else self.price.cached
-            price = Price(self.price.prompt, cached, self.price.completion)
-        return ModelEndpoint(**fields, price=price)
-
-
-class EvaluationLimits(_Section):
+class EvaluationLimits(Section):
     """What one stage of one evaluation may use.
 
     Attributes:
@@ -91,7 +50,7 @@ class EvaluationLimits(_Section):
         )
 
 
-class RunConfig(_Section):
+class RunConfig(Section):
     """Everything that a run depends on.
 
     Attributes:
@@ -106,6 +65,11 @@ class RunConfig(_Section):
         search: Every setting of the search, by its name in :class:`~accelopt_ray.search.settings.SearchSettings`.
         models: Endpoints of each role, which share its calls by their weights; ``default`` stands for the roles that
             are not named. Without any, the offline rewriter is the model.
+        hosted: Models that the run brings up for itself, by name. Those that an endpoint names and that are not here
+            are presets.
+        hosting: How they run: ``serve`` on Ray Serve, scaling with the requests, or ``process`` as ``vllm serve``.
+        prices: Price table instead of the package's; a resolved configuration holds the table it used.
+        replay: Folder of a run whose recorded replies answer every call, in place of any model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
         allocate: How several tasks share budgets: ``even`` gives each the same part, ``adaptive`` moves the budget of
@@ -121,6 +85,10 @@ class RunConfig(_Section):
     output: Path
     search: dict[str, Any] = Field(default_factory=dict)
     models: dict[str, list[Endpoint]] = Field(default_factory=dict)
+    hosted: dict[str, Hosted] = Field(default_factory=dict)
+    hosting: Literal["serve", "process"] = "serve"
+    prices: PriceList | None = None
+    replay: Path | None = None
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)
     allocate: Literal["even", "adaptive"] = "even"
@@ -131,6 +99,11 @@ class RunConfig(_Section):
         if not isinstance(models, Mapping):
             return models
         return {role: [value] if isinstance(value, Mapping) else value for role, value in models.items()}
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _a_path_is_read(cls, prices: object) -> object:
+        return PriceList.read(Path(prices)) if isinstance(prices, (str, Path)) else prices
 
     @field_validator("models")
     @classmethod
@@ -205,20 +178,42 @@ class RunConfig(_Section):
                 return self.models[name]
         return self.models.get("default", [])
 
+    def model_endpoints(self, hosted_urls: Mapping[str, Sequence[str]]) -> dict[str, list[ModelEndpoint]]:
+        """The endpoints of each role in the model client's terms, given where the hosted models answer."""
+        return {
+            role: [each.model_endpoint(hosted_urls.get(each.hosted or "", ())) for each in self.endpoints(role)]
+            for role in ROLES
+        }
+
+    def hosted_models(self) -> list[HostedModel]:
+        """The models to bring up: those that some endpoint names.
+
+        Raises:
+            UserError: One has neither preset nor source.
+        """
+        used = {each.hosted for role in ROLES for each in self.endpoints(role) if each.hosted is not None}
+        return [self.hosted.get(name, Hosted()).model(name) for name in sorted(used)]
+
+    def price_table(self) -> PriceTable:
+        """What tokens cost in this run."""
+        return self.prices.table() if self.prices is not None else load_prices()
+
     def resolved(self) -> RunConfig:
-        """The same with every search setting spelled out, so that a later change of defaults changes nothing."""
+        """The same with everything spelled out that has a default, so that a later change of one changes nothing."""
         settings = dataclasses.asdict(self.search_settings())
         search = {name: value for name, value in settings.items() if name not in _TOP_LEVEL_SEARCH_FIELDS}
         search = {name: str(value) if isinstance(value, str) else value for name, value in search.items()}
-        return self.model_copy(update={"search": search})
+        models = filled(self.models, self.hosted)
+        prices = self.prices or PriceList.of(load_prices())
+        return self.model_copy(update={"search": search, "models": models, "prices": prices})
 
     def to_json(self) -> str:
         """One line of JSON, keys sorted: what is hashed and stored with the run."""
         return json.dumps(self.model_dump(mode="json"), sort_keys=True)
 
     def sha256(self) -> str:
-        """Hash of everything but the output folder: equal for two runs of the same search."""
-        content = self.model_dump(mode="json", exclude={"output"})
+        """Hash of everything but the folders written and replayed: equal for two runs of the same search."""
+        content = self.model_dump(mode="json", exclude={"output", "replay"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def to_yaml(self) -> str:
@@ -299,6 +294,10 @@ def _section(location: Sequence[object]) -> type[BaseModel]:
         return RunConfig
     if location[0] == "evaluation":
         return EvaluationLimits
+    if location[0] == "prices":
+        return TokenPrices if "models" in location else PriceList
+    if location[0] == "hosted":
+        return Hosted
     return TokenPrices if "price" in location else Endpoint
 
 

@@ -253,14 +253,15 @@ class SearchDriver:
         # Imported in a thread, here where the actor lives: over a second in which actors and baseline get on.
         client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
         server = None
-        roles = {role: [each.model_endpoint() for each in self._config.endpoints(role)] for role in ROLES}
+        roles = self._config.model_endpoints({})
         if not self._config.models and self._rewriter is not None:
             roles = {role: [self._rewriter] for role in ROLES}
         elif not self._config.models:
             rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
             server = await asyncio.to_thread(rewriter.start_background)
             roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
-        return Connection(client_module.ModelClient(roles), roles, server)
+        client = client_module.ModelClient(roles, self._config.price_table())
+        return Connection(client, roles, server)
 
     async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
         if connecting.cancelled() or connecting.exception() is not None:

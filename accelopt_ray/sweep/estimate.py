@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
-from accelopt_ray.agents.prices import load_prices
+from accelopt_ray.agents.prices import Price
 from accelopt_ray.cluster.instances import catalogue
 from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
@@ -109,7 +109,7 @@ def estimate(sweep: Sweep, offered_slots: int) -> Estimate:
 
 def run_usd(config: RunConfig, demand: Demand, prompt_tokens: int, completion_tokens: int) -> tuple[float, set[str]]:
     """Price of a run's model calls, and its models without a price."""
-    table = load_prices()
+    table = config.price_table()
     usd, unpriced = 0.0, set()
     for role, calls in (
         ("planner", demand.planner_calls),
@@ -121,7 +121,7 @@ def run_usd(config: RunConfig, demand: Demand, prompt_tokens: int, completion_to
         weights = sum(each.weight for each in endpoints)
         for each in endpoints if calls else []:
             price = each.price or table.price(each.model)
-            if price is None:
+            if not isinstance(price, Price):  # unknown, or by the hour: tokens do not tell
                 unpriced.add(each.model)
             else:
                 usd += calls * each.weight / weights * price.cost_usd(prompt_tokens, 0, completion_tokens)

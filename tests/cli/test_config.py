@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
-from accelopt_ray.agents.prices import Price
+from accelopt_ray.agents.gpu_time import GpuTimePrice
+from accelopt_ray.agents.prices import Price, load_prices
 from accelopt_ray.config import RunConfig, load_config
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.settings import SearchSettings
@@ -118,3 +119,75 @@ def test_a_configuration_cannot_be_changed_after_it_was_checked():
     with pytest.raises(ValueError, match="frozen"):
         config.seed = 3  # type: ignore[misc]
     assert isinstance(config, RunConfig)
+
+
+def hosted_run(**changes: object) -> RunConfig:
+    return load_config(None, {**MINIMAL, **changes})
+
+
+def test_a_hosted_model_is_asked_as_its_maker_recommends_unless_the_endpoint_says_otherwise():
+    endpoints = {
+        "default": {"hosted": "Qwen3-235B-A22B-Thinking"},
+        "executor": {"hosted": "qwen", "temperature": 0.2, "extra_body": {}},
+    }
+    config = hosted_run(models=endpoints, hosted={"qwen": {"preset": "Qwen3-Coder-30B-A3B", "max_replicas": 3}})
+    [planner], [executor] = config.endpoints("planner"), config.endpoints("executor")
+    assert (planner.model, planner.temperature, planner.top_p, planner.max_tokens) == (
+        "Qwen3-235B-A22B-Thinking",
+        0.6,
+        0.95,
+        65_536,
+    )
+    assert planner.extra_body["top_k"] == 20
+    assert (executor.model, executor.temperature, executor.top_p, executor.extra_body) == ("qwen", 0.2, 0.8, {})
+    models = {model.name: model for model in config.hosted_models()}
+    assert models["qwen"].source == "Qwen/Qwen3-Coder-30B-A3B-Instruct"
+    assert (models["qwen"].gpus, models["Qwen3-235B-A22B-Thinking"].gpus) == (6, 8)
+    asked = config.model_endpoints({"qwen": ["http://a/v1", "http://b/v1"]})["executor"][0]
+    assert asked.base_urls == ("http://a/v1", "http://b/v1")
+
+
+def test_a_resolved_hosted_model_loads_as_itself(tmp_path: Path):
+    config = hosted_run(models={"default": {"hosted": "gpt-oss-20b"}}, hosted={"gpt-oss-20b": {"gpu_hour_usd": 2.5}})
+    again = load_config(write(tmp_path, config.to_yaml()), {})
+    assert again == config
+    price = again.model_endpoints({})["planner"][0].price
+    assert isinstance(price, GpuTimePrice)
+    assert (price.gpu_hour_usd, price.gpus) == (2.5, 1)
+
+
+def test_a_price_file_is_stored_with_the_run_and_holds_from_then_on(tmp_path: Path):
+    table = tmp_path / "prices.yaml"
+    table.write_text("as_of: 2026-10-01\nmodels: {Big-Model: {prompt: 2, completion: 8}}\n")
+    config = hosted_run(prices=str(table))
+    table.unlink()
+    again = load_config(write(tmp_path, config.to_yaml()), {})
+    assert again.price_table().price("big-model") == Price(2.0, 2.0, 8.0)
+    assert again.price_table().as_of == "2026-10-01"
+    # Without a file the package's own table is what is stored.
+    assert hosted_run().prices is not None
+    assert hosted_run().price_table() == load_prices()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": {"default": {"hosted": "unheard-of"}}}, r"hosted.unheard-of has no source"),
+        (
+            {"models": {"default": {"hosted": "m"}}, "hosted": {"m": {"preset": "gpt-oss"}}},
+            r"no model preset 'gpt-oss'",
+        ),
+        ({"models": {"default": {"model": "m"}}}, r"either a base_url or the name of a hosted model"),
+        ({"models": {"default": {"base_url": "http://h", "hosted": "m"}}}, r"either a base_url or the name"),
+        ({"models": {"default": {"base_url": "http://h"}}}, r"model is missing"),
+        ({"models": {"default": {"base_url": "http://h", "model": "m", "replicas": ["b"]}}}, r"'b' is no URL"),
+        ({"hosted": {"m": {"min_replicas": 2}}}, r"min_replicas 2 exceeds max_replicas 1"),
+        ({"hosted": {"m": {"contxt_tokens": 2}}}, r"did you mean context_tokens\?"),
+        ({"prices": "absent.yaml"}, r"cannot read the price table absent.yaml"),
+        ({"hosting": "magic"}, r"hosting is 'magic'"),
+    ],
+)
+def test_a_mistake_about_models_is_one_line(changes: dict[str, object], said: str):
+    with pytest.raises(UserError, match=said) as caught:
+        hosted_run(**changes)
+    assert "\n" not in str(caught.value)
