@@ -48,6 +48,8 @@ _GRACE_S = 10.0
 _CONFINED_FOLDER_BYTES = 256 << 20
 _CONFINED_PROCESSES = 64
 _CONFINED_FILES = 256
+_TOOLCHAIN_PROCESSES = 512
+_TOOLCHAIN_FILE_BYTES = 16 << 30
 _PRELOAD = (
     "numpy",
     "ml_dtypes",
@@ -59,7 +61,10 @@ _PRELOAD = (
     "accelopt_ray.devices.simulator_worker",
 )
 # Nothing else of the parent's environment reaches a child: no keys, no tokens, no proxy settings.
-_ENVIRONMENT_NAMES = ("PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+# The loader reads LD_LIBRARY_PATH when a process starts, so it cannot be given to a worker later.
+_ENVIRONMENT_NAMES = (
+    "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LD_LIBRARY_PATH",
+)  # fmt: skip
 
 
 class ChildEnd(StrEnum):
@@ -85,10 +90,14 @@ class ChildTask:
         argument: Its argument.
         confined: Whether the code that runs is untrusted: no network, no files, no other processes, as far as the
             operating system allows.
-        import_paths: Folders to add to the worker's ``sys.path``.
+        import_paths: Folders to add to the worker's ``sys.path``; with a toolchain, the whole of it.
         readable: Paths a confined worker may read besides Python itself.
         max_answer_bytes: Longest answer that is accepted.
         mapped_bytes: Files that the target will map, which do not count as its memory.
+        toolchain: Whether a confined worker needs a compiler and a driver: it may start programs, map any range of
+            addresses and use ``writable``; the network, foreign files and lingering processes stay out of reach.
+        writable: Paths that a worker with a toolchain may write besides its private folder.
+        environment: Variables to set in the worker.
     """
 
     target: str
@@ -98,6 +107,9 @@ class ChildTask:
     readable: tuple[str, ...] = ()
     max_answer_bytes: int = 256 << 20
     mapped_bytes: int = 0
+    toolchain: bool = False
+    writable: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,14 +203,17 @@ class _Supervision:
                 os.close(output_read)
 
     def _request(self) -> bytes:
-        confined = self._task.confined
-        cpu_s = int(self._limits.timeout_s * (1 if confined else os.cpu_count() or 1)) + 5
-        resources: list[tuple[str, int]] = [
-            ("RLIMIT_AS", self._limits.memory_bytes + self._task.mapped_bytes + _launcher.address_space_bytes()),
-            ("RLIMIT_CPU", cpu_s),
-            ("RLIMIT_CORE", 0),
-        ]
-        if confined:
+        confined, toolchain = self._task.confined, self._task.toolchain
+        single_threaded = confined and not toolchain
+        cpu_s = int(self._limits.timeout_s * (1 if single_threaded else os.cpu_count() or 1)) + 5
+        resources: list[tuple[str, int]] = [("RLIMIT_CPU", cpu_s), ("RLIMIT_CORE", 0)]
+        if toolchain:
+            # A driver maps ranges far beyond what is used; the memory watch counts what is.
+            resources.append(("RLIMIT_FSIZE", _TOOLCHAIN_FILE_BYTES))
+        else:
+            address_space = self._limits.memory_bytes + self._task.mapped_bytes + _launcher.address_space_bytes()
+            resources.append(("RLIMIT_AS", address_space))
+        if single_threaded:
             largest_file = max(_CONFINED_FOLDER_BYTES, self._task.max_answer_bytes)
             resources += [("RLIMIT_FSIZE", largest_file), ("RLIMIT_NOFILE", _CONFINED_FILES)]
             if confinement.available()["namespaces"]:
@@ -208,9 +223,13 @@ class _Supervision:
             {
                 "target": self._task.target,
                 "confined": confined,
-                "namespaces": confined and confinement.available()["namespaces"],
+                "namespaces": single_threaded and confinement.available()["namespaces"],
+                "network": confined and toolchain and confinement.available()["namespaces"],
                 "landlock": confined and confinement.available()["landlock"],
-                "seccomp": confined and confinement.available()["seccomp"],
+                "seccomp": single_threaded and confinement.available()["seccomp"],
+                "toolchain": toolchain,
+                "writable": list(self._task.writable),
+                "environment": dict(self._task.environment),
                 "folder": str(self._folder),
                 "folder_bytes": _CONFINED_FOLDER_BYTES,
                 "import_paths": list(self._task.import_paths),
@@ -288,7 +307,7 @@ class _Supervision:
             return None
         living = descendants(supervisor)
         self._known |= living
-        if self._task.confined and len(living) > _CONFINED_PROCESSES:
+        if self._task.confined and len(living) > self._most_processes:
             self._too_many_processes = True
             return ChildEnd.CRASHED
         total = sum(map(_resident_bytes, living))
@@ -297,6 +316,10 @@ class _Supervision:
             total = sum(map(_proportional_bytes, living))
         self._peak_bytes = max(self._peak_bytes, total)
         return ChildEnd.MEMORY_LIMIT if total > self._limits.memory_bytes else None
+
+    @property
+    def _most_processes(self) -> int:
+        return _TOOLCHAIN_PROCESSES if self._task.toolchain else _CONFINED_PROCESSES
 
     def _kill_known(self) -> None:
         """Ends what survived its supervisor, which only happens if that was killed from inside an unconfined child."""
@@ -327,7 +350,7 @@ class _Supervision:
             protections={
                 "namespaces": bool(status.get("namespaces", False)),
                 "landlock": self._task.confined and confinement.available()["landlock"],
-                "seccomp": self._task.confined and confinement.available()["seccomp"],
+                "seccomp": self._task.confined and not self._task.toolchain and confinement.available()["seccomp"],
             },
         )
 
@@ -338,7 +361,7 @@ class _Supervision:
         if self._verdict is ChildEnd.MEMORY_LIMIT:
             return ChildEnd.MEMORY_LIMIT, b"", memory_text
         if self._too_many_processes:
-            return ChildEnd.CRASHED, b"", f"started more than {_CONFINED_PROCESSES} processes"
+            return ChildEnd.CRASHED, b"", f"started more than {self._most_processes} processes"
         if "exit_code" not in self._status:
             return ChildEnd.CRASHED, b"", "ended together with its supervising process"
         code = int(self._status["exit_code"])

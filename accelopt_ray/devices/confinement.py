@@ -48,6 +48,7 @@ _FS_WRITE_FILE = 1 << 1
 _FS_READ_FILE = 1 << 2
 _FS_READ_DIR = 1 << 3
 _FS_TRUNCATE = 1 << 14
+_FS_DEVICE_CONTROL = 1 << 15
 # Highest file-system right each ABI version knows, as a mask of all rights up to it.
 _FS_RIGHTS_BY_ABI = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
 _FS_ALL = (1 << 16) - 1
@@ -93,9 +94,25 @@ def enter_namespaces() -> bool:
     """
     if _libc is None or not hasattr(_libc, "unshare"):
         return False
+    if not _unshare_as_ourselves(_CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWIPC):
+        return False
+    _libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
+    return True
+
+
+def leave_network() -> bool:
+    """Moves the process into a network namespace without any interface; everything else stays as it is.
+
+    Returns:
+        Whether it did; False where the system does not offer that to this user.
+    """
+    return _libc is not None and hasattr(_libc, "unshare") and _unshare_as_ourselves(_CLONE_NEWNET)
+
+
+def _unshare_as_ourselves(flags: int) -> bool:
+    assert _libc is not None
     user_id, group_id = os.geteuid(), os.getegid()
-    flags = _CLONE_NEWUSER | _CLONE_NEWPID | _CLONE_NEWNET | _CLONE_NEWNS | _CLONE_NEWIPC
-    if _libc.unshare(flags) != 0:
+    if _libc.unshare(_CLONE_NEWUSER | flags) != 0:
         return False
     try:
         _write("/proc/self/setgroups", "deny")
@@ -105,7 +122,6 @@ def enter_namespaces() -> bool:
         # Some systems allow the namespace but not the mapping: the process then acts as the overflow user, which is
         # less, not more, than it had.
         pass
-    _libc.mount(None, b"/", None, ctypes.c_ulong(_MS_REC_PRIVATE), None)
     return True
 
 
@@ -132,10 +148,11 @@ def landlock_version() -> int:
     return max(version, 0)
 
 
-def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
-    """Leaves read access below ``readable``, full access below ``writable``, and nothing else; no program can be run.
+def restrict_files(readable: Sequence[str], writable: Sequence[str], programs: bool = False) -> bool:
+    """Leaves read access below ``readable``, full access below ``writable``, and nothing else.
 
-    Where the kernel's Landlock is new enough, TCP and signals to processes outside are refused as well.
+    No program can be run, unless ``programs``: then those below ``readable`` and ``writable`` can. Where the kernel's
+    Landlock is new enough, TCP and signals to processes outside are refused as well.
 
     Returns:
         Whether the rules are in force.
@@ -150,10 +167,11 @@ def restrict_files(readable: Sequence[str], writable: Sequence[str]) -> bool:
     if ruleset < 0:
         return False
     try:
+        run = _FS_EXECUTE if programs else 0
         for path in readable:
-            _allow(ruleset, path, (_FS_READ_FILE | _FS_READ_DIR) & handled)
+            _allow(ruleset, path, (_FS_READ_FILE | _FS_READ_DIR | run) & handled)
         for path in writable:
-            _allow(ruleset, path, handled & ~_FS_EXECUTE & ~_FS_MAKE_DEVICE)
+            _allow(ruleset, path, handled & ~(0 if programs else _FS_EXECUTE) & ~_FS_MAKE_DEVICE)
         forbid_new_privileges()
         return int(_libc.syscall(_SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)) == 0
     finally:
@@ -246,7 +264,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         return
     try:
         if not os.path.isdir(path):
-            rights &= _FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE
+            rights &= _FS_EXECUTE | _FS_READ_FILE | _FS_WRITE_FILE | _FS_TRUNCATE | _FS_DEVICE_CONTROL
         rule = _PathBeneathAttr(rights, handle)
         _libc.syscall(_SYS_LANDLOCK_ADD_RULE, ruleset, _LANDLOCK_RULE_PATH_BENEATH, ctypes.byref(rule), 0)
     finally:

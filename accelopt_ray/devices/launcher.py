@@ -109,6 +109,8 @@ def _supervise(request: dict[str, Any], control: int, argument: int, result: int
     confined = bool(request["confined"])
     supervisor = os.getpid()
     namespaces = confined and bool(request["namespaces"]) and confinement.enter_namespaces()
+    if request["network"]:
+        confinement.leave_network()
     if not namespaces:
         confinement.become_subreaper()
     _tell(control, {"pid": supervisor, "namespaces": namespaces})
@@ -302,13 +304,20 @@ def _confine(request: dict[str, Any], namespaces: bool) -> None:
         confinement.mount_private_folder(folder, request["folder_bytes"])
     os.chdir(folder)
     os.environ.update(HOME=folder, TMPDIR=folder)
+    os.environ.update(request["environment"])
     tempfile.tempdir = folder
-    sys.path.extend(path for path in request["import_paths"] if path not in sys.path)
+    if request["toolchain"]:  # the parent's whole search path, which may have changed since the launcher's start
+        sys.path[:] = request["import_paths"] or sys.path
+    else:
+        sys.path.extend(path for path in request["import_paths"] if path not in sys.path)
     confinement.limit_resources([(name, value) for name, value in request["resources"]])
     confinement.forbid_new_privileges()
     if request["confined"]:
         confinement.drop_capabilities()
-        if request["landlock"] and not confinement.restrict_files(request["readable"], [folder]):
+        writable = [folder, *request["writable"]]
+        if request["landlock"] and not confinement.restrict_files(
+            request["readable"], writable, programs=request["toolchain"]
+        ):
             os._exit(_EXIT_WITHOUT_PROTECTION)
         if request["seccomp"] and not seccomp.forbid_processes():
             os._exit(_EXIT_WITHOUT_PROTECTION)

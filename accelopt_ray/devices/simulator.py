@@ -17,8 +17,8 @@ from typing import Any, Union
 import numpy as np
 
 import accelopt_ray
-from accelopt_ray.devices import simulator_worker
 from accelopt_ray.devices.child import ChildEnd, ChildResult, ChildTask, run_child
+from accelopt_ray.devices.messages import pack, unpack
 from accelopt_ray.devices.protocol import (
     Artifact,
     Failure,
@@ -86,7 +86,7 @@ class SimulatorDevice:
         traced = run_child(
             ChildTask(
                 f"{_WORKER}:compile_kernel",
-                simulator_worker.pack(header, request.source.encode()),
+                pack(header, request.source.encode()),
                 confined=True,
                 max_answer_bytes=_MAX_PROGRAM_BYTES,
             ),
@@ -120,7 +120,7 @@ class SimulatorDevice:
         }
         mapped_bytes = sum(value.stat().st_size for value in inputs if isinstance(value, Path))
         mapped_bytes += sum(_MAX_ITEM_BYTES * math.prod(output.shape) for output in artifact.outputs)
-        message = simulator_worker.pack(header, artifact.payload)
+        message = pack(header, artifact.payload)
         answer = _read(run_child(ChildTask(f"{_WORKER}:run", message, mapped_bytes=mapped_bytes), limits))
         if isinstance(answer, Failure):
             return answer
@@ -131,7 +131,7 @@ class SimulatorDevice:
         self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]], limits: Limits
     ) -> Union[Measurement, Failure]:
         """Predicts latency and counters; ``inputs`` are not looked at."""
-        message = simulator_worker.pack({"target": self.hardware}, artifact.payload)
+        message = pack({"target": self.hardware}, artifact.payload)
         answer = _read(run_child(ChildTask(f"{_WORKER}:measure", message), limits))
         if isinstance(answer, Failure):
             return answer
@@ -158,7 +158,7 @@ def _read(result: ChildResult, untrusted: bool = False) -> Union[tuple[dict[str,
         # Neither the kernel's nor the user's mistake; still only this kernel's row, never the run.
         return Failure(EvaluationOutcome.CRASHED, _trim(f"the simulator failed\n{result.detail}"), "simulator_error")
     try:
-        header, payload = simulator_worker.unpack(result.answer)
+        header, payload = unpack(result.answer)
         if "outcome" not in header:
             return header, payload
         return Failure(EvaluationOutcome(header["outcome"]), _trim(str(header["message"])))

@@ -4,22 +4,20 @@
 returns is ever used, and the other functions check that program before they believe it. They run in children as well,
 for the limits on time and memory, but need no confinement: the kernel's code is not there.
 
-Messages are a JSON header followed by bytes, see :func:`pack`.
+Messages are those of :mod:`accelopt_ray.devices.messages`.
 """
 
 from __future__ import annotations
 
-import json
-import struct
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from accelopt_ray.devices.messages import pack, unpack
 from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim import dtypes, serialize
 from accelopt_ray.nki_sim.builder import KERNEL_FILENAME
@@ -32,30 +30,8 @@ from accelopt_ray.nki_sim.validate import validate
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.verify.precision import precision_tier
 
-_LENGTH = struct.Struct("!I")
 _RANDOM = frozenset({Opcode.RANDOM, Opcode.DROPOUT})
 _PROGRAM_ERRORS = (KernelError, NumericsError, serialize.ProgramFormatError)
-
-
-def pack(header: Mapping[str, object], payload: bytes = b"") -> bytes:
-    """Joins a header and bytes to one message."""
-    text = json.dumps(header).encode()
-    return _LENGTH.pack(len(text)) + text + payload
-
-
-def unpack(message: bytes) -> tuple[dict[str, Any], bytes]:
-    """Splits a message of :func:`pack`.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    if len(message) < _LENGTH.size:
-        raise ValueError("message too short")
-    (length,) = _LENGTH.unpack_from(message)
-    header = json.loads(message[_LENGTH.size : _LENGTH.size + length])
-    if not isinstance(header, dict):
-        raise ValueError("the header is not an object")
-    return header, message[_LENGTH.size + length :]
 
 
 def compile_kernel(argument: bytes) -> bytes:
