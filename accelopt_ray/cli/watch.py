@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,6 +34,12 @@ def watch(
     if not interval_s > 0:
         raise UserError(f"--interval is {interval_s}: give seconds above 0")
     console = Console()
+    if _is_starting(run):
+        if once:
+            raise UserError(f"the run in {run} is starting and has no row yet: look again, or leave --once out")
+        console.print("waiting for the run's first row")
+        while _is_starting(run):
+            time.sleep(interval_s)
     now = _look(run, run_id)
     if once or now.state in _OVER:
         console.print(render(now))
@@ -45,6 +52,12 @@ def watch(
             time.sleep(interval_s)
             now = _look(run, now.run_id)
             live.update(render(now), refresh=True)
+
+
+def _is_starting(run: str) -> bool:
+    """Whether a run has made its folder and written nothing into it yet."""
+    trajectory = Path(run) / "trajectory"
+    return trajectory.is_dir() and not any(path.is_dir() for path in trajectory.iterdir())
 
 
 def _look(run: str, run_id: str | None) -> Snapshot:

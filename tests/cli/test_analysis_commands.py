@@ -129,6 +129,7 @@ def test_a_damaged_part_is_told_in_one_line_and_the_rest_is_compared(
         (["compare", "{runs}", "--reach", "0"], "--reach is 0"),
         (["watch", "absent"], "there is no folder absent"),
         (["watch", "{runs}", "--interval", "0"], "--interval is 0"),
+        (["watch", "starting", "--once"], "is starting and has no row yet"),
         (["export", "{runs}"], "--to"),
         (["export", "{runs}", "--to", "plain"], "choose a new folder with --to"),
         (["export", "empty", "--to", "new"], "there is no correct kernel to export yet"),
@@ -146,6 +147,7 @@ def test_a_mistake_is_one_line(
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
+    (tmp_path / "starting" / "trajectory").mkdir(parents=True)
     (tmp_path / "plain" / "notes.txt").touch()
     TrajectoryWriter(tmp_path / "empty" / "trajectory", "fresh").write("runs", [{"seed": 1, "config_json": "{}"}])
     code, out, err = run(capsys, *[argument.format(runs=runs) for argument in arguments])
