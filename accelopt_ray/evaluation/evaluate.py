@@ -15,7 +15,7 @@ from typing import Any, TypeVar, Union
 import numpy as np
 
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
-from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult
 from accelopt_ray.evaluation.scratch import scratch_folder
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.verify.checks import Attempt, Check, Finding, Trial
@@ -84,25 +84,31 @@ class _Run:
     run_s: float = 0.0
     stage_s: dict[str, float] = field(default_factory=dict)
     trials: list[dict[str, Any]] = field(default_factory=list)
+    whole: bool = False
 
     def go(self) -> None:
         _end_on(self.check.inspect_source(self.job.source, self.task.entry))
         with self._stage("compile"):
             self.artifact = self._compile()
         _end_on(self.check.inspect_artifact(self.artifact))
-        if self.device.predicts_latency:
+        rest = self.job.stage is CheckStage.REST
+        if self.device.predicts_latency and not rest:
             self._measure(self.artifact, ())
         trials = self.check.trials(self.task, self.job.seeds, self.references, self.artifact.repeatable)
         kept = {trial.compared_with for trial in trials}
+        tried = _tried(trials, self.job.stage)
+        self.whole = self.job.stage is CheckStage.WHOLE or len(trials) == 1
         attempts: dict[int, Attempt] = {}
         with ExitStack() as until_the_end:
             for position, trial in enumerate(trials):
+                if position not in tried:
+                    continue
                 with ExitStack() as until_the_next:
                     stack = until_the_end if position in kept else until_the_next
                     attempt = self._try(self.artifact, trial, stack)
                     before = None if trial.compared_with is None else attempts[trial.compared_with]
                     self._judge(trial, attempt, before)
-                    if position == 0 and not self.device.predicts_latency:
+                    if position == 0 and not rest and not self.device.predicts_latency:
                         self._measure(self.artifact, attempt.reference.kernel_inputs)
                     if position in kept:
                         attempts[position] = attempt
@@ -124,6 +130,7 @@ class _Run:
             evaluation_id=self.job.evaluation_id,
             outcome=EvaluationOutcome.CANCELLED,
             check=self.check.name,
+            check_stage=CheckStage.WHOLE if self.whole else self.job.stage,
             precision_tier=self.artifact.precision_tier if self.artifact else "",
             device=self.device.name,
             simulated=self.device.simulated,
@@ -193,6 +200,15 @@ class _Run:
             yield
         finally:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.perf_counter() - started
+
+
+def _tried(trials: Sequence[Trial], stage: CheckStage) -> set[int]:
+    """Positions of the trials that a stage makes; the rest also needs those that it compares with."""
+    if stage is CheckStage.FIRST:
+        return {0}
+    positions = set(range(1 if stage is CheckStage.REST else 0, len(trials)))
+    compared = (trials[position].compared_with for position in positions)
+    return positions | {position for position in compared if position is not None}
 
 
 def _end_on(finding: Finding | None) -> None:

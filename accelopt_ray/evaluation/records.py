@@ -8,7 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from accelopt_ray.devices.protocol import Limits
-from accelopt_ray.outcome import EvaluationOutcome
+from accelopt_ray.outcome import EvaluationOutcome, StrEnum
+
+
+class CheckStage(StrEnum):
+    """How much of a correctness check is asked for, or was made.
+
+    ``first`` compiles, measures and tries one set of inputs; ``rest`` tries the others; ``whole`` does both.
+    """
+
+    WHOLE = "whole"
+    FIRST = "first"
+    REST = "rest"
 
 
 @dataclass(frozen=True)
@@ -39,6 +50,7 @@ class EvaluationJob:
         precision: Least precise tier that the strict check accepts: ``fp32``, ``compensated`` or ``reduced``.
         task_name: The task whose search asks, for the result's row.
         iteration: The iteration that asks, for the result's row.
+        stage: How much of the check to make.
     """
 
     evaluation_id: str
@@ -51,6 +63,7 @@ class EvaluationJob:
     precision: str = "fp32"
     task_name: str = ""
     iteration: int = 0
+    stage: CheckStage = CheckStage.WHOLE
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,8 @@ class EvaluationResult:
     """How an evaluation ended. Field names and units are those of the ``evaluations`` table.
 
     ``latency_ms`` is present whenever the kernel was measured or predicted, even if it then proved incorrect; only a
-    result whose outcome is ``correct`` may compete.
+    result whose outcome is ``correct`` may compete. With ``check_stage`` ``first`` it was tried on one set of inputs
+    only; it may then be compared by latency, but has to pass the rest before anything is built on it.
     """
 
     evaluation_id: str
@@ -66,6 +80,7 @@ class EvaluationResult:
     reason: str = ""
     error_text: str = ""
     check: str = ""
+    check_stage: CheckStage = CheckStage.WHOLE
     precision_tier: str = ""
     device: str = ""
     simulated: bool = False
@@ -89,10 +104,32 @@ class EvaluationResult:
         """Whether the kernel passed every check that was asked for."""
         return self.outcome is EvaluationOutcome.CORRECT
 
+    @property
+    def provisional(self) -> bool:
+        """Whether it passed what was tried and has not been tried on everything."""
+        return self.correct and self.check_stage is CheckStage.FIRST
+
+    def completed(self, rest: EvaluationResult) -> EvaluationResult:
+        """Returns a provisional result with the rest of its check."""
+        trials = [*self.check_details.get("trials", ()), *rest.check_details.get("trials", ())]  # type: ignore[misc]
+        return dataclasses.replace(
+            self,
+            outcome=rest.outcome,
+            reason=rest.reason,
+            error_text=rest.error_text,
+            check_stage=CheckStage.WHOLE,
+            check_details={**self.check_details, "trials": trials},
+            compile_s=self.compile_s + rest.compile_s,
+            run_s=self.run_s + rest.run_s,
+            queue_s=self.queue_s + rest.queue_s,
+        )
+
     def to_json(self) -> str:
         """All of it as one line, to be kept and read back by :meth:`from_json`."""
         content = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
-        return json.dumps({**content, "outcome": str(self.outcome)}, default=_plain)
+        return json.dumps(
+            {**content, "outcome": str(self.outcome), "check_stage": str(self.check_stage)}, default=_plain
+        )
 
     @classmethod
     def from_json(cls, text: str) -> EvaluationResult:
@@ -104,6 +141,7 @@ class EvaluationResult:
         known = {each.name for each in dataclasses.fields(cls)}
         content = {name: value for name, value in json.loads(text).items() if name in known}
         content["outcome"] = EvaluationOutcome(content["outcome"])
+        content["check_stage"] = CheckStage(content.get("check_stage", CheckStage.WHOLE))
         content["latency_samples_ms"] = tuple(content.get("latency_samples_ms", ()))
         return cls(**content)
 

@@ -44,21 +44,22 @@ def select_beam(
     rule = SelectionRule(rule)
     if rule is SelectionRule.BASELINE:
         return list(beam)
-    entries: list[tuple[float, Candidate]] = []
+    entries: list[tuple[float, float, Candidate]] = []
+    # One draw for each beam member and each group, in the order of positions and whether it competes or not: neither
+    # the order of arrival nor what is known of others has a say in a tie.
     if rule is SelectionRule.PAPER:
         # A slot may repeat a candidate when the beam was chosen by another rule; it competes once.
-        entries.extend((candidate.latency_ms, candidate) for candidate in _distinct(beam))
+        entries.extend((candidate.latency_ms, ties.random(), candidate) for candidate in _distinct(beam))
     for group in groups:
-        best = fastest(group.valid_attempts)
+        best, tie = fastest(group.valid_attempts), ties.random()
         if best is not None:
-            entries.append((best.latency_ms, best.candidate()))
+            entries.append((best.latency_ms, tie, best.candidate()))
         elif rule is SelectionRule.PUBLISHED and group.attempts:
-            entries.append((math.inf, group.plan.parent))
+            entries.append((math.inf, tie, group.plan.parent))
     if not entries:
         return list(beam)
-    # One draw for each entry in the order of positions: the order of arrival has no say in a tie.
-    ranked = sorted((latency, ties.random(), index) for index, (latency, _) in enumerate(entries))
-    return [entries[index][1] for _, _, index in ranked[:width]]
+    ranked = sorted((latency, tie, index) for index, (latency, tie, _) in enumerate(entries))
+    return [entries[index][2] for _, _, index in ranked[:width]]
 
 
 def fastest(attempts: Sequence[Attempt]) -> Attempt | None:

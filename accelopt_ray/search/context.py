@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 from accelopt_ray.agents.rendering import Prompt, PromptLibrary
-from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
+from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.outcome import CallOutcome
-from accelopt_ray.search.candidates import Candidate
+from accelopt_ray.search.candidates import Attempt, Candidate
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.diversity import PlanBook
 from accelopt_ray.search.history import RememberingServices
@@ -57,7 +57,7 @@ class SearchContext:
         cost_usd: US dollars spent on them.
         evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
             iteration would have started before the first evaluation is counted.
-        correct: Every correct candidate, by its id.
+        correct: Every candidate that has passed its whole check, by its id.
         plan_book: Plans of ended iterations.
     """
 
@@ -156,7 +156,9 @@ class SearchContext:
             )
         return reply
 
-    async def evaluate(self, evaluation_id: str, source: KernelSource) -> EvaluationResult:
+    async def evaluate(
+        self, evaluation_id: str, source: KernelSource, stage: CheckStage = CheckStage.WHOLE
+    ) -> EvaluationResult:
         """Evaluates a kernel; the evaluation has been reserved in :attr:`evaluations` by the caller."""
         return await self.services.evaluate(
             EvaluationJob(
@@ -167,8 +169,16 @@ class SearchContext:
                 check=self.settings.check,
                 task_name=self.task.name,
                 iteration=self.iteration,
+                stage=stage,
             )
         )
+
+    async def complete_check(self, attempt: Attempt) -> Attempt:
+        """Makes the rest of an attempt's check."""
+        if attempt.source is None:
+            raise ValueError(f"attempt {attempt.candidate_id} has no kernel to check")
+        rest = await self.evaluate(self.ids.rest(attempt.evaluation_id), attempt.source, CheckStage.REST)
+        return replace(attempt, result=attempt.result.completed(rest))
 
     async def store_source(self, source: KernelSource) -> None:
         """Records a kernel's text unless it is recorded already."""

@@ -48,6 +48,11 @@ class Identifiers:
         return f"{self.task}.k{canonical_sha256[:20]}"
 
     @staticmethod
+    def rest(evaluation_id: str) -> str:
+        """The evaluation that makes the rest of a check."""
+        return f"{evaluation_id}.rest"
+
+    @staticmethod
     def call(owner: str, role: str) -> str:
         """The model call that ``role`` answers for a plan, an attempt or an item."""
         return f"{owner}.{role}"

@@ -20,7 +20,7 @@ from accelopt_ray.agents.rendering import (
     explanation_lines,
     profile_lines,
 )
-from accelopt_ray.evaluation.records import EvaluationResult
+from accelopt_ray.evaluation.records import CheckStage, EvaluationResult
 from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
 from accelopt_ray.search.candidates import Attempt, Candidate, Plan, PlanGroup, is_valid
 from accelopt_ray.search.canonical import KernelSource
@@ -270,8 +270,9 @@ class Iteration:
     async def _evaluated(self, candidate_id: str, source: KernelSource) -> EvaluationResult:
         """Evaluates a kernel, or waits for the evaluation of the same one; an earlier iteration's is not repeated."""
         context = self._context
+        stage = CheckStage.FIRST if self._settings.staged_check else CheckStage.WHOLE
         if not self._settings.deduplicate:
-            return await context.evaluate(candidate_id, source)
+            return await context.evaluate(candidate_id, source, stage)
         content = source.canonical_sha256
         if content in context.owners:
             context.evaluations -= 1
@@ -279,7 +280,7 @@ class Iteration:
         if content in self._evaluations:
             context.evaluations -= 1
         else:
-            job = context.evaluate(context.ids.content(content), source)
+            job = context.evaluate(context.ids.content(content), source, stage)
             self._evaluations[content] = asyncio.ensure_future(job)
         return await asyncio.shield(self._evaluations[content])
 
@@ -294,21 +295,9 @@ class Iteration:
         attempts = [self._settled(position, self._unsettled.pop(position)) for position in ready]
         for position, attempt in zip(ready, attempts, strict=True):
             self._attempts[position] = attempt
-            row = attempt_row(context.task.name, self._number, attempt, context.baseline_latency_ms)
-            await context.record("evaluations", row)
-            context.progress(
-                "evaluated",
-                candidate_id=attempt.candidate_id,
-                parent_candidate_id=attempt.plan.parent.candidate_id,
-                outcome=row["outcome"],
-                reason=row["reason"],
-                error_text=row["error_text"],
-                latency_ms=row["latency_ms"],
-                speedup_vs_parent=row["speedup_vs_parent"],
-                speedup_vs_baseline=row["speedup_vs_baseline"],
-                percent_of_peak=row["percent_of_peak"],
-                simulated=row["simulated"],
-            )
+            # Whether a provisional result has to be completed shows at selection; its row waits for that.
+            if not attempt.result.provisional:
+                await record_attempt(context, attempt)
 
     def _settled(self, position: Position, attempt: Attempt) -> Attempt:
         """Returns the attempt with its final standing: owner of its evaluation, or duplicate of another's."""
@@ -323,6 +312,25 @@ class Iteration:
     def _lane(self, slot: int, plan: int, attempt: int) -> int:
         settings = self._settings
         return (slot * settings.plans_per_candidate + plan) * settings.attempts_per_plan + attempt
+
+
+async def record_attempt(context: SearchContext, attempt: Attempt) -> None:
+    """Records an attempt whose result is final and tells whoever watches."""
+    row = attempt_row(context.task.name, context.iteration, attempt, context.baseline_latency_ms)
+    await context.record("evaluations", row)
+    context.progress(
+        "evaluated",
+        candidate_id=attempt.candidate_id,
+        parent_candidate_id=attempt.plan.parent.candidate_id,
+        outcome=row["outcome"],
+        reason=row["reason"],
+        error_text=row["error_text"],
+        latency_ms=row["latency_ms"],
+        speedup_vs_parent=row["speedup_vs_parent"],
+        speedup_vs_baseline=row["speedup_vs_baseline"],
+        percent_of_peak=row["percent_of_peak"],
+        simulated=row["simulated"],
+    )
 
 
 def _no_code(evaluation_id: str, reply: ModelReply, reason: str, detail: str) -> EvaluationResult:

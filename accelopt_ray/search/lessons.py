@@ -12,22 +12,27 @@ from accelopt_ray.search.rows import memory_row
 from accelopt_ray.search.streams import stream
 
 
+def telling_pairs(context: SearchContext, groups: Sequence[PlanGroup]) -> list[RewritePair]:
+    """Chooses the rewrites of an iteration that are worth a lesson."""
+    settings = context.settings
+    return select_experiences(
+        groups,
+        positive_threshold=settings.positive_threshold,
+        negative_threshold=settings.negative_threshold,
+        limit=settings.experiences_per_iteration,
+        ties=stream(settings.seed, "experiences", context.task.name, context.iteration),
+    )
+
+
 async def learn(
-    context: SearchContext, memory: Sequence[ExperienceItem], groups: Sequence[PlanGroup]
+    context: SearchContext, memory: Sequence[ExperienceItem], pairs: Sequence[RewritePair]
 ) -> list[ExperienceItem]:
-    """Has the telling rewrites of an iteration summarised and returns the memory with them in it.
+    """Has an iteration's rewrites summarised and returns the memory with them in it.
 
     A summary that fails for want of a reply yields no item; the pair may come up again. Items that enter and items that
     leave are recorded.
     """
     settings, name, iteration = context.settings, context.task.name, context.iteration
-    pairs = select_experiences(
-        groups,
-        positive_threshold=settings.positive_threshold,
-        negative_threshold=settings.negative_threshold,
-        limit=settings.experiences_per_iteration,
-        ties=stream(settings.seed, "experiences", name, iteration),
-    )
     summarised = await all_or_cancel(*(_summarise(context, rank, pair) for rank, pair in enumerate(pairs)))
     new = [item for item in summarised if item is not None]
     forgetting = stream(settings.seed, "forgetting", name, iteration)

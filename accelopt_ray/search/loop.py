@@ -29,7 +29,6 @@ from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationResult, TaskRef
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.search.allocation import Standing, Turns
-from accelopt_ray.search.beam import select_beam
 from accelopt_ray.search.candidates import Attempt, Candidate, is_valid
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.context import SearchContext, SearchTask
@@ -39,10 +38,10 @@ from accelopt_ray.search.iteration import Iteration, IterationResult
 from accelopt_ray.search.lessons import learn
 from accelopt_ray.search.memory import ExperienceItem, ExperienceStore, LocalStore
 from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
+from accelopt_ray.search.selection import choose
 from accelopt_ray.search.services import Services
 from accelopt_ray.search.settings import SearchSettings, SelectionRule
 from accelopt_ray.search.stoppers import Stopper, first_reason, stoppers_for
-from accelopt_ray.search.streams import stream
 
 # A dead endpoint must not run through all iterations; one silent iteration may be a passing trouble.
 _SILENT_ITERATIONS = 2
@@ -245,18 +244,17 @@ class _Search:
         shown_feedback = self._recent[-settings.feedback_attempts :] if settings.feedback_attempts else []
         outcome = await Iteration(context, self._beam, self._memory, shown_feedback).run()
         self._note_silence(outcome)
-        ties = stream(settings.seed, "beam", context.task.name, context.iteration)
         previous = outcome.beam
-        context.plan_book.note(outcome.groups)
-        context.correct.update({each.candidate_id: each.candidate() for each in outcome.attempts if each.valid})
-        selected = select_beam(settings.selection_rule, previous, outcome.groups, settings.beam_width, ties)
-        self._beam = self._with_pins(selected)
-        self._recent = [*self._recent, *outcome.attempts][-max(1, settings.feedback_attempts) :]
-        self._note_best(outcome)
+        chosen = await choose(context, previous, outcome.groups)
+        context.plan_book.note(chosen.groups)
+        context.correct.update({each.candidate_id: each for each in chosen.checked})
+        self._beam = self._with_pins(list(chosen.beam))
+        self._recent = [*self._recent, *chosen.attempts][-max(1, settings.feedback_attempts) :]
+        self._note_best(chosen.best)
         if settings.use_memory:
-            self._memory = await learn(context, self._memory, outcome.groups)
+            self._memory = await learn(context, self._memory, chosen.pairs)
         await self._record_selection(started_at, previous, str(settings.selection_rule))
-        self._report(outcome)
+        self._report(chosen.attempts)
 
     def _with_pins(self, beam: list[Candidate]) -> list[Candidate]:
         """Adds the candidates that are pinned to the next iteration and not in the beam by themselves."""
@@ -278,11 +276,8 @@ class _Search:
         if not outcome.groups and self._context.halted() is None:
             self._context.progress("warning", message="no planner call succeeded in this iteration; the beam stays")
 
-    def _note_best(self, outcome: IterationResult) -> None:
-        context, best = self._context, self._context.best
-        for attempt in outcome.attempts:
-            if attempt.valid and (best is None or attempt.latency_ms < best.latency_ms):
-                best = attempt.candidate()
+    def _note_best(self, best: Candidate | None) -> None:
+        context = self._context
         if best is not None and best is not context.best:
             context.iterations_without_improvement = 0
             self._set_best(best)
@@ -320,9 +315,8 @@ class _Search:
         await context.record("selections", *rows)
         await context.record("iterations", iteration_row(name, context.iteration, started_at, now(), self._beam))
 
-    def _report(self, outcome: IterationResult) -> None:
+    def _report(self, attempts: Sequence[Attempt]) -> None:
         context = self._context
-        attempts = outcome.attempts
         context.progress(
             "iteration_ended",
             beam=[candidate.candidate_id for candidate in self._beam],

@@ -97,8 +97,9 @@ def select_experiences(
     Returns:
         Positives, then negatives.
     """
-    telling = [attempt for attempt in map(_telling_attempt, groups) if attempt is not None]
-    drawn = [(attempt, ties.random()) for attempt in telling]
+    # One draw for each group, telling or not: what becomes of one has no say in a tie of others.
+    draws = [(_telling_attempt(group), ties.random()) for group in groups]
+    drawn = [(attempt, tie) for attempt, tie in draws if attempt is not None]
     positives = sorted(
         (entry for entry in drawn if entry[0].speedup > positive_threshold), key=lambda e: (-e[0].speedup, e[1])
     )[: limit // 2]

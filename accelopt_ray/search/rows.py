@@ -191,6 +191,7 @@ def _result(
         "reason": result.reason,
         "error_text": result.error_text,
         "check": result.check,
+        "check_stage": str(result.check_stage),
         "precision_tier": result.precision_tier,
         "device": result.device,
         "simulated": result.simulated,

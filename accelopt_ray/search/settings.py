@@ -40,6 +40,8 @@ class SearchSettings:
         memory_capacity: Experience items kept for the planner (ExpN).
         seed: Root of every random stream.
         check: Correctness check of every evaluation, ``published`` or ``strict``; no preset changes it.
+        staged_check: Whether a kernel is tried on one set of inputs first, and on the others only where it would enter
+            the beam or the memory or become the best; beam, memory and best are the same without.
         device: Device that measures.
         selection_rule: How the next beam is chosen.
         memory_rule: How old experience items make room.
@@ -75,6 +77,7 @@ class SearchSettings:
     memory_capacity: int = 16
     seed: int = 0
     check: str = "published"
+    staged_check: bool = True
     device: str = "sim-trn1"
     selection_rule: SelectionRule = SelectionRule.PAPER
     memory_rule: MemoryRule = MemoryRule.PAPER

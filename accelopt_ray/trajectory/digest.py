@@ -59,6 +59,7 @@ DIGEST_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "outcome",
             "reason",
             "check",
+            "check_stage",
             "precision_tier",
             "device",
             "simulated",
@@ -117,7 +118,12 @@ def digest_lines(location: str | Path, run_id: str, table: str) -> list[str]:
     rows: Iterable[Mapping[str, object]] = read_table(location, table, run_id, columns=wanted).to_pylist()
     if table == "llm_calls":
         rows = last_askings(rows)
-    return sorted(json.dumps([row[name] for name in columns], default=str) for row in rows)
+    return sorted(json.dumps([_counted(name, row[name]) for name in columns], default=str) for row in rows)
+
+
+def _counted(name: str, value: object) -> object:
+    """A result from the store of earlier evaluations is what evaluating again would have given."""
+    return "" if name == "answered_from" and str(value).startswith("store:") else value
 
 
 def last_askings(rows: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:

@@ -218,6 +218,7 @@ _ALL = (
             ("reason", pa.string(), "short machine-readable cause behind the outcome"),
             ("error_text", _TEXT, "what a developer would see on the device"),
             ("check", pa.string(), "correctness check (`published`, `strict`)"),
+            ("check_stage", pa.string(), "`whole`, or `first` where one set of inputs was tried and no more mattered"),
             ("precision_tier", pa.string(), "`fp32`, `compensated` or `reduced`"),
             ("device", pa.string(), "device that evaluated"),
             ("simulated", pa.bool_(), "true when latency and counters are predictions of the simulator"),

@@ -12,7 +12,7 @@ import pytest
 from accelopt_ray.devices.protocol import Artifact, Failure, KernelRequest, Limits, Measurement, RunResult, TensorSpec
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate, fingerprint_sha256
-from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
+from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.verify.references import ReferenceCache
 from nkibench.task import load_task
@@ -178,3 +178,37 @@ def test_the_users_mistakes_are_told_in_one_line(cache, changes, words):
     with pytest.raises(UserError, match=words) as caught:
         run(cache, RecordingDevice(), **changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("check", ["published", "strict"])
+def test_a_check_in_two_stages_tries_what_a_whole_one_tries(cache: ReferenceCache, check: str):
+    device = get_device("sim-trn1")
+    whole = evaluate(replace(JOB, check=check), device, cache)
+    first = evaluate(replace(JOB, check=check, stage=CheckStage.FIRST), device, cache)
+    rest = evaluate(replace(JOB, check=check, stage=CheckStage.REST), device, cache)
+    assert first.provisional
+    assert first.latency_ms == whole.latency_ms
+    assert (rest.outcome, rest.latency_ms) == (EvaluationOutcome.CORRECT, None)
+    tried = [(trial["seed"], trial["distribution"]) for trial in whole.check_details["trials"]]
+    staged = [
+        (trial["seed"], trial["distribution"]) for part in (first, rest) for trial in part.check_details["trials"]
+    ]
+    assert staged == tried
+    assert len(first.check_details["trials"]) == 1
+    complete = first.completed(rest)
+    assert (complete.outcome, complete.check_stage) == (whole.outcome, CheckStage.WHOLE)
+
+
+def test_one_given_seed_is_the_whole_of_the_published_check(cache: ReferenceCache):
+    result = evaluate(replace(JOB, seeds=(3,), stage=CheckStage.FIRST), get_device("sim-trn1"), cache)
+    assert result.correct
+    assert not result.provisional
+
+
+def test_a_measuring_device_measures_in_the_first_stage_alone(cache: ReferenceCache):
+    device = RecordingDevice()
+    evaluate(replace(JOB, stage=CheckStage.FIRST), device, cache)
+    assert device.calls == ["compile", "run", "measure with 1 inputs"]
+    device.calls.clear()
+    evaluate(replace(JOB, stage=CheckStage.REST), device, cache)
+    assert device.calls == ["compile", "run", "run", "run", "run"]

@@ -10,10 +10,10 @@ import asyncio
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from accelopt_ray.agents.parsing import extract_kernel
-from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
 from accelopt_ray.search.history import History
 from accelopt_ray.search.rows import row_key
@@ -61,6 +61,7 @@ class World:
         failures: Share of planner and executor calls that fail.
         simulated: Whether latencies are predictions, which are never predicted again.
         noise: Relative noise of repeated measurements.
+        hidden_faults: Share of kernels that only the rest of the check finds incorrect.
         dies_after: Durable steps until the process dies.
     """
 
@@ -71,9 +72,11 @@ class World:
     bad_kernels: float = 0.2
     simulated: bool = True
     noise: float = 0.0
+    hidden_faults: float = 0.0
     dies_after: int | None = None
     calls: list[ModelCall] = field(default_factory=list)
     jobs: list[EvaluationJob] = field(default_factory=list)
+    rests: list[EvaluationJob] = field(default_factory=list)
     replies: dict[str, ModelReply] = field(default_factory=dict)
     results: dict[str, EvaluationResult] = field(default_factory=dict)
     rows: dict[str, dict[str, Mapping[str, object]]] = field(default_factory=dict)
@@ -89,7 +92,7 @@ class World:
         return reply
 
     async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        self.jobs.append(job)
+        (self.rests if job.stage is CheckStage.REST else self.jobs).append(job)
         await self._delay()
         result = self.measure(job)
         self._step()
@@ -134,10 +137,15 @@ class World:
         cost = cost_of(job.source)
         if cost == 0.0:
             return EvaluationResult(job.evaluation_id, EvaluationOutcome.COMPILE_ERROR, error_text="boom")
+        whole = EvaluationResult(job.evaluation_id, EvaluationOutcome.CORRECT)
+        if job.stage is not CheckStage.FIRST and cost < 100.0 and random.Random(cost).random() < self.hidden_faults:
+            whole = replace(whole, outcome=EvaluationOutcome.INCORRECT, reason="relative_l2")
+        if job.stage is CheckStage.REST:
+            return replace(whole, check_stage=CheckStage.REST)
         wobble = 1 + self.noise * (random.Random(job.evaluation_id).random() - 0.5)
-        return EvaluationResult(
-            job.evaluation_id,
-            EvaluationOutcome.CORRECT,
+        return replace(
+            whole,
+            check_stage=job.stage,
             latency_ms=cost * wobble,
             percent_of_peak=1000 / cost,
             simulated=self.simulated,

@@ -54,18 +54,21 @@ def assert_nothing_is_doubled(folder: Path) -> None:
         assert max(counts.values(), default=1) == 1, (table, counts.most_common(3))
 
 
-def killed_and_resumed(folder: Path, settings: SearchSettings, kills: int, draw: random.Random, span: int) -> int:
+def killed_and_resumed(
+    folder: Path, settings: SearchSettings, kills: int, draw: random.Random, span: int, **options: Any
+) -> int:
     """Kills a run at random moments; returns how many kills hit before it ended."""
     hits = 0
+    chosen = options or WORLD
     for _ in range(kills):
-        world = taken_up(folder, draw.randrange(2**32), dies_after=draw.randrange(span), **WORLD)
+        world = taken_up(folder, draw.randrange(2**32), dies_after=draw.randrange(span), **chosen)
         try:
             search_in(world, settings)
         except KilledError:
             hits += 1
         else:
             break
-    search_in(taken_up(folder, draw.randrange(2**32), **WORLD), settings)
+    search_in(taken_up(folder, draw.randrange(2**32), **chosen), settings)
     return hits
 
 
