@@ -419,6 +419,8 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
     terms = lowering.mask_for(mask, tile.shape)
     attributes: dict[str, Any] = {"op": name}
     rows = [term for term in terms if term.strides[0]]
+    for term in rows:
+        lowering.refuse_mixed_condition(term, api)
     if rows:
         attributes["input_mask"] = tuple(rows)
     kept = [Index(term.constant, term.terms, shape, term.strides) for term in terms if not term.strides[0]]

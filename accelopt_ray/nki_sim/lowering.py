@@ -340,6 +340,7 @@ def reduce(
     input_mask: list[Index] = []
     for term in mask_for(mask, data.shape):
         if any(term.strides[axis] or axis in term.tables for axis in axes):
+            refuse_mixed_condition(term, api)
             input_mask.append(term)
             continue
         strides = [0] * len(shape)
@@ -354,6 +355,13 @@ def reduce(
     out = new_tile(shape, name)
     record = current().emit(Opcode.TENSOR_REDUCE, Engine.VECTOR, [out], {"data": data}, attributes, output_mask)
     return fresh(out, record, explicit)
+
+
+def refuse_mixed_condition(term: Index, api: str) -> None:
+    """Refuses a condition on what a reduction takes part in that compares axes: the executor knows boxes only."""
+    moving = [axis for axis, size in enumerate(term.shape) if size > 1 and (term.strides[axis] or axis in term.tables)]
+    if len(moving) > 1:
+        raise errors.unsupported(f"a mask of '{api}' over several axes in one condition")
 
 
 # Broadcasts.

@@ -343,6 +343,23 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "api"),
+    [
+        ("nl.sum(t, axis=1, mask=p + f < 300)", "sum"),
+        ("nisa.tensor_reduce(np.max, t, axis=[1], mask=f < p)", "tensor_reduce"),
+        ("nisa.tensor_partition_reduce(np.add, t, mask=f < p)", "tensor_partition_reduce"),
+        ("nisa.nc_matmul(t[:, 0:128], t, mask=p + f < 300)", "nc_matmul"),
+    ],
+)
+def test_a_condition_over_several_axes_of_a_reduction_is_unsupported(call: str, api: str) -> None:
+    error = failure(
+        f"p, f = nl.arange(128)[:, None], nl.arange(512)[None, :]\nt = nl.load(x)\nnl.store(out[0:1, 0:1], {call})"
+    )
+    assert error.outcome is EvaluationOutcome.UNSUPPORTED
+    assert f"a mask of '{api}'" in str(error) and "(line 15)" in str(error)
+
+
+@pytest.mark.parametrize(
     ("call", "message"),
     [
         ("nisa.nc_matmul(nl.load(x), nl.load(x), wrong=1)", "nc_matmul() got an unexpected keyword argument 'wrong'"),

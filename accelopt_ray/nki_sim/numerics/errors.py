@@ -14,6 +14,6 @@ class NumericsError(Exception):
     """
 
     def __init__(self, message: str, line: int = 0, outcome: EvaluationOutcome = EvaluationOutcome.RUNTIME_ERROR):
-        super().__init__(message)
+        super().__init__(f"{message} (line {line})" if line else message)
         self.outcome = outcome
         self.line = line
