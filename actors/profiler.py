@@ -12,6 +12,7 @@ import ray
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
+from accelopt_ray.evaluation.store import EvaluationStore, evaluate_once
 from accelopt_ray.verify.references import ReferenceCache
 from actors.cluster import NEURON_RESOURCE
 
@@ -68,6 +69,12 @@ def start_profiler(make_evaluator: EvaluatorFactory, needs_core: bool, slot: int
 
 
 def device_evaluator(device_name: str) -> Evaluator:
-    """Prepares a device in this process and returns the function that evaluates on it."""
-    device, references = get_device(device_name), ReferenceCache()
-    return lambda job: evaluate(job, device, references)
+    """Prepares a device in this process and returns the function that evaluates on it, nothing twice."""
+    device, references, store = get_device(device_name), ReferenceCache(), EvaluationStore.from_environment()
+
+    def evaluate_here(job: EvaluationJob) -> EvaluationResult:
+        return evaluate(job, device, references)
+
+    if store is None:
+        return evaluate_here
+    return lambda job: evaluate_once(job, device, store, evaluate_here)

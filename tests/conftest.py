@@ -10,6 +10,8 @@ import pytest
 os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.pop("RAY_ADDRESS", None)
+# Results of earlier runs of the tests are no results of this one.
+os.environ["ACCELOPT_RAY_STORE"] = "off"
 
 
 @pytest.fixture(scope="session")
