@@ -312,8 +312,7 @@ CASES = [
     ),
     Case(
         "nisa.select_reduce",
-        "r = nl.ndarray((128, 96), dtype=nl.float32)\n"
-        "nisa.select_reduce(dst=r, predicate=a, on_true=b, on_false=0.5)",
+        "r = nl.ndarray((128, 96), dtype=nl.float32)\nnisa.select_reduce(dst=r, predicate=a, on_true=b, on_false=0.5)",
         [FLAGS, X],
         lambda m, x: np.where(m != 0, x, 0.5),
     ),

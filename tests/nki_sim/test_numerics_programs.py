@@ -390,9 +390,7 @@ def test_wrong_number_of_inputs_is_a_typed_error() -> None:
         run_program(trace(MATMUL, (a, b)), [a])
 
 
-@given(
-    row=st.integers(0, 383), height=st.integers(1, 200), column=st.integers(0, 1023), width=st.integers(1, 600)
-)
+@given(row=st.integers(0, 383), height=st.integers(1, 200), column=st.integers(0, 1023), width=st.integers(1, 600))
 @settings(max_examples=15, deadline=None)
 def test_slices_equal_the_whole_run(row: int, height: int, column: int, width: int) -> None:
     a, b = normal(0, 512, 384), normal(1, 512, 1024)

@@ -72,9 +72,7 @@ def plan_initialisation(buffer: int, scope: int | None, nest: Nest) -> Initialis
             return Initialisation(True, overwrites=frozenset())
         terms.extend(found)
     if needs_final_read:
-        whole = _Box(
-            tuple(Affine() for _ in entry.shape), tuple(Interval(0, extent - 1) for extent in entry.shape)
-        )
+        whole = _Box(tuple(Affine() for _ in entry.shape), tuple(Interval(0, extent - 1) for extent in entry.shape))
         found = _covered(whole, [t for t in entries if t.is_write], (), overwrites, nest, entry.shape)
         if found is None:
             return Initialisation(True, overwrites=frozenset())
@@ -190,9 +188,8 @@ def _write_box(
 ) -> tuple[_Box, list[MaskTerm]] | None:
     """Returns what a write fills for one iteration of the shared loops, and the masks that this rests on."""
     instruction = write.statement.instruction
-    if (
-        (is_rewrite(instruction) and instruction.id not in overwrites)
-        or any(nest.trips[loop] < 1 for loop in write.statement.loops)
+    if (is_rewrite(instruction) and instruction.id not in overwrites) or any(
+        nest.trips[loop] < 1 for loop in write.statement.loops
     ):
         return None
     symbols, reach = [], []

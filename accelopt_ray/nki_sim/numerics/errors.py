@@ -17,3 +17,7 @@ class NumericsError(Exception):
         super().__init__(f"{message} (line {line})" if line else message)
         self.outcome = outcome
         self.line = line
+
+    def at(self, line: int) -> NumericsError:
+        """Returns the error with its line, unless it has one."""
+        return self if self.line else NumericsError(str(self), line, self.outcome)

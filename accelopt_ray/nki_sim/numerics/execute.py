@@ -20,7 +20,7 @@ from accelopt_ray.nki_sim.numerics.layout import plan_storage
 from accelopt_ray.nki_sim.numerics.masks import evaluate
 from accelopt_ray.nki_sim.numerics.memory import Memory
 from accelopt_ray.nki_sim.numerics.site import Plan, Site, Step
-from accelopt_ray.nki_sim.program import Buffer, Loop, MaskTerm, Node, Opcode, Program, Role
+from accelopt_ray.nki_sim.program import Access, Buffer, Instruction, Loop, MaskTerm, Node, Opcode, Program, Role
 from accelopt_ray.outcome import EvaluationOutcome
 
 Array = NDArray[Any]
@@ -176,6 +176,8 @@ class Executable:
         own = tuple(loop for loop in batch if not self._iterates(statement, loop))
         site = Site(self.plan, statement, self._moving(statement, own))
         step = rule(site)
+        if _gathers(instruction):  # whose indices are known, and may be wrong, only now
+            step = _located(step, instruction.line)
         for loop in reversed(batch):
             if loop not in own:
                 step = _repeated(loop, self.nest.trips[loop], [step], self.memory.indices, None)
@@ -202,8 +204,7 @@ class Executable:
         return tuple(
             loop
             for number, loop in enumerate(loops)
-            if any(tile.strides[number] for tile in tiles)
-            or (loop, statement.instruction.id) in self.batching.repeated
+            if any(tile.strides[number] for tile in tiles) or (loop, statement.instruction.id) in self.batching.repeated
         )
 
     def _fills(self, scope: int | None) -> list[Step]:
@@ -245,10 +246,25 @@ class Executable:
         return step
 
 
+def _gathers(instruction: Instruction) -> bool:
+    accesses = [*instruction.outputs, *(o for o in instruction.operands.values() if isinstance(o, Access))]
+    return any(index.indirect is not None for access in accesses for index in access.index)
+
+
+def _located(step: Step, line: int) -> Step:
+    """Gives the faults of a step the source line of its instruction."""
+
+    def located() -> None:
+        try:
+            step()
+        except NumericsError as error:
+            raise error.at(line) from error
+
+    return located
+
+
 def _tile_operands(statement: Statement) -> list[str]:
-    return [
-        name for name, operand in statement.instruction.operands.items() if not isinstance(operand, (int, float))
-    ]
+    return [name for name, operand in statement.instruction.operands.items() if not isinstance(operand, (int, float))]
 
 
 def _worst_case(term: MaskTerm, shape: tuple[int, ...], outer: set[int], trips: dict[int, int]) -> MaskTerm:

@@ -126,9 +126,7 @@ def _tidy(shape: tuple[int, int], row_stride: int, column_stride: int) -> tuple[
     return row_stride, column_stride
 
 
-def _pair(
-    first: list[tuple[int, int]], second: list[tuple[int, int]], line: int
-) -> list[tuple[int, int, int]]:
+def _pair(first: list[tuple[int, int]], second: list[tuple[int, int]], line: int) -> list[tuple[int, int, int]]:
     """Matches two lists of (extent, stride) that describe the same elements, splitting axes where needed."""
     result: list[tuple[int, int, int]] = []
     mine = [axis for axis in reversed(first) if axis[0] != 1]
@@ -157,9 +155,7 @@ def _merge(axes: Sequence[Axis], tensors: tuple[str, str]) -> list[Axis]:
     )
     result: list[Axis] = []
     for axis in ordered:
-        if result and all(
-            getattr(result[-1], tensor) == getattr(axis, tensor) * axis.extent for tensor in tensors
-        ):
+        if result and all(getattr(result[-1], tensor) == getattr(axis, tensor) * axis.extent for tensor in tensors):
             extent = result.pop().extent * axis.extent
             result.append(Axis(extent, axis.stationary, axis.moving, axis.out))
         else:

@@ -191,9 +191,7 @@ class Memory:
         if tile.scatter is not None:
             grid = grid + tile.scatter
         grid += tile.offset
-        readers = [
-            (self.reader(inner), stride, extent, len(inner.shape)) for inner, stride, extent in tile.indirect
-        ]
+        readers = [(self.reader(inner), stride, extent, len(inner.shape)) for inner, stride, extent in tile.indirect]
         rank = len(tile.shape)
         name = self.storages[tile.buffer].buffer.name
 

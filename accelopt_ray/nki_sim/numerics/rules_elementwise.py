@@ -29,9 +29,7 @@ def move(site: Site) -> Step:
             add, values = site.memory.adder(site.out), site.aligned(operand)
             return lambda: add(values(None))
         own = site.aligned(site.instruction.outputs[0])
-        return site.elementwise(
-            lambda out, old, new: combine(old, new, out), [own, site.aligned(operand)], []
-        )
+        return site.elementwise(lambda out, old, new: combine(old, new, out), [own, site.aligned(operand)], [])
     source = site.tile(operand)
     is_strided = site.out.scatter is None and not site.out.indirect
     if source.dtype == site.out.dtype and site.mask is None and not site.instruction.accumulate and is_strided:
@@ -66,9 +64,7 @@ def tensor_tensor(site: Site) -> Step:
     if name in BITVECTOR or _is_exact_arithmetic(site, name):
         return _integer_step(site, [(str(name), False)], first, [second])
     apply = operation(name, site.line)
-    return site.elementwise(
-        lambda out, a, b: apply(a, b, out), [site.aligned(first), site.aligned(second)], []
-    )
+    return site.elementwise(lambda out, a, b: apply(a, b, out), [site.aligned(first), site.aligned(second)], [])
 
 
 def tensor_scalar(site: Site) -> Step:

@@ -139,9 +139,7 @@ def _cast_writer(site: Site, out: Tile, plan: Arrangement) -> Callable[[Array], 
     return lambda values: write(values, None, None)
 
 
-def _matrices(
-    site: Site, tile: Tile, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> Callable[[int], Array]:
+def _matrices(site: Site, tile: Tile, shape: tuple[int, ...], strides: tuple[int, ...]) -> Callable[[int], Array]:
     """Returns a function from an offset to the operand as float32 matrices that BLAS takes."""
     if tile.scatter is not None or tile.indirect:
         raise site.unsupported("a matrix product of gathered elements is not supported")
@@ -370,7 +368,8 @@ def scan(site: Site) -> Step:
     initial = site.operand("initial")
     start: Reader = site.aligned(0.0 if initial is None else initial)
     shared = [
-        o for o in site.instruction.operands.values()
+        o
+        for o in site.instruction.operands.values()
         if isinstance(o, Access) and o.buffer == site.out.buffer and o != site.instruction.outputs[0]
     ]
 
@@ -379,8 +378,14 @@ def scan(site: Site) -> Step:
         value = np.asarray(before)
         value = value[..., 0] if value.ndim == len(shape) else value
         run_scan(
-            np.broadcast_to(factors, shape), np.broadcast_to(terms, shape), value,
-            first, reverse0, second, reverse1, out,
+            np.broadcast_to(factors, shape),
+            np.broadcast_to(terms, shape),
+            value,
+            first,
+            reverse0,
+            second,
+            reverse1,
+            out,
         )
 
     return site.elementwise(compute, [data0, data1, start], list(shared))

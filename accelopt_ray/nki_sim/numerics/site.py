@@ -189,10 +189,7 @@ class Site:
     def is_direct(self, tile: Tile) -> bool:
         """Tells whether results may be written to the tile without a conversion."""
         return (
-            tile.dtype == "float32"
-            and tile.scatter is None
-            and not tile.indirect
-            and not self.instruction.accumulate
+            tile.dtype == "float32" and tile.scatter is None and not tile.indirect and not self.instruction.accumulate
         )
 
     def commit(self, number: int = 0) -> Callable[[Array, Clip, Array | None], None]:

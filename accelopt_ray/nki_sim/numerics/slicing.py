@@ -288,9 +288,7 @@ def _sparse_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(memory, dtype=dtype, count=prod(shape)).reshape(shape)
 
 
-def run_slice(
-    program: Program, inputs: Sequence[Array | float | int], regions: Sequence[Region]
-) -> list[Array]:
+def run_slice(program: Program, inputs: Sequence[Array | float | int], regions: Sequence[Region]) -> list[Array]:
     """Executes only what the given regions of the results depend on.
 
     Args:
