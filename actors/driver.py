@@ -9,6 +9,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -35,6 +36,9 @@ Edits = Mapping[str, Sequence[object]]
 """Settings that were changed before a run was taken up again: name to (before, after)."""
 
 _LOG = logging.getLogger("accelopt_ray.driver")
+
+_RUN_ID: ContextVar[str] = ContextVar("run_id", default="")
+"""The run on whose behalf code runs, for the logs."""
 
 _TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "evaluations": (
@@ -146,7 +150,7 @@ class SearchDriver:
         self._tasks = {task.name: task for task in config.load_tasks()}
         self._tallies = {name: Tally() for name in self._tasks}
         self._search: asyncio.Task[dict[str, SearchResult]] | None = None
-        self._write_log(config.output / "logs")
+        self._log = self._open_log(config.output / "logs")
 
     async def run(self) -> dict[str, Outcome]:
         """Runs the searches to their end; returns how each task's ended, by the task's name.
@@ -154,6 +158,7 @@ class SearchDriver:
         Raises:
             UserError: Something that could not be known before proved wrong in the user's set-up.
         """
+        _RUN_ID.set(self._run_id)
         self._search = asyncio.get_running_loop().create_task(self._run())
         try:
             results = await self._search
@@ -342,13 +347,18 @@ class SearchDriver:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
 
-    def _write_log(self, folder: Path) -> None:
+    def _open_log(self, folder: Path) -> logging.Handler:
+        """Writes what is logged on behalf of this run; other runs may live in the same process."""
         folder.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(folder / "driver.log", encoding="utf-8")
+        handler = logging.FileHandler(folder / "driver.log", encoding="utf-8", delay=True)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler.addFilter(lambda _: _RUN_ID.get() == self._run_id)
         logging.getLogger("accelopt_ray").addHandler(handler)
         logging.getLogger("accelopt_ray").setLevel(logging.INFO)
+        return handler
 
     async def _close(self) -> None:
         await self._pool.close()
         await self._recorder.close.remote()
+        logging.getLogger("accelopt_ray").removeHandler(self._log)
+        self._log.close()

@@ -21,7 +21,6 @@ from actors.memory import Memory
 from actors.pool import Pool, ProfilerPool
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
 from actors.recorder import Recorder
-from actors.shared import Shared, SharedPool
 
 _POLL_S = 0.5
 _STOP_TIMEOUT_S = 10.0
@@ -65,15 +64,7 @@ class Run:
             UserError: The user's set-up proved wrong.
             RunFailedError: Anything else that ended the run.
         """
-        try:
-            outcomes: dict[str, Outcome] = ray.get(self.finished)
-        except RayTaskError as error:
-            if isinstance(error.cause, UserError):
-                raise UserError(str(error.cause)) from None
-            raise RunFailedError(f"{type(error.cause).__name__}: {error.cause}") from None
-        except RayError as error:
-            raise RunFailedError(f"the driver of the run was lost: {error}") from None
-        return outcomes
+        return outcomes_of(self.finished)
 
     def stop(self) -> dict[str, Tally] | None:
         """Ends the run early; returns where each task stands, or None if its driver does not answer in time."""
@@ -84,13 +75,30 @@ class Run:
         return tallies
 
 
+def outcomes_of(finished: Any) -> dict[str, Outcome]:
+    """Waits for the end of a driver's ``run`` and returns how each task's search ended, by the task's name.
+
+    Raises:
+        UserError: The user's set-up proved wrong.
+        RunFailedError: Anything else that ended the run.
+    """
+    try:
+        outcomes: dict[str, Outcome] = ray.get(finished)
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise UserError(str(error.cause)) from None
+        raise RunFailedError(f"{type(error.cause).__name__}: {error.cause}") from None
+    except RayError as error:
+        raise RunFailedError(f"the driver of the run was lost: {error}") from None
+    return outcomes
+
+
 def start_run(
     config: RunConfig,
     run_id: str,
     cluster: Cluster,
     make_evaluator: EvaluatorFactory | None = None,
     edits: Edits | None = None,
-    shared: Shared | None = None,
 ) -> Run:
     """Starts the actors of a run and the search.
 
@@ -100,13 +108,11 @@ def start_run(
         cluster: The cluster this process is connected to.
         make_evaluator: Evaluates instead of the configured device.
         edits: Takes the run in ``config.output`` up again, after these changes; None starts a new one.
-        shared: What the run has in common with others, instead of profilers of its own.
 
     Raises:
         UserError: The cluster does not have what the device needs.
     """
-    make_pool = partial(SharedPool, shared.pool, run_id) if shared else _own_pool(config, cluster, make_evaluator)
-    rewriter = shared.rewriter if shared else None
+    make_pool = _own_pool(config, cluster, make_evaluator)
     # Driver and recorder write the run's folder, so they stay on the machine where it was named.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     beside_us = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
@@ -114,9 +120,7 @@ def start_run(
     settings = config.search_settings()
     memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
     driver: Any = (
-        ray.remote(SearchDriver)
-        .options(**beside_us)
-        .remote(config, run_id, recorder, memory, make_pool, edits, rewriter)
+        ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, make_pool, edits)
     )
     return Run(driver, recorder, driver.run.remote())
 

@@ -76,7 +76,7 @@ def run_and_conclude(
         UserError: Something proved wrong in the user's set-up.
         KeyboardInterrupt: The run was stopped; what was recorded is on disk.
     """
-    with _terminated_like_interrupted():
+    with terminated_like_interrupted():
         outcomes = _run(config, tasks, run_id, edits)
     if outcomes is None:
         print(f"take it up again with: accelopt-ray resume {config.output}")
@@ -89,7 +89,7 @@ def run_and_conclude(
 
 
 @contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """Lets SIGTERM end a run as Ctrl-C does: processes gone, trajectory whole."""
 
     def interrupt(*_: object) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
-    from accelopt_ray.sweep.file import Sweep
+    from accelopt_ray.sweep.file import Sweep, SweepRun
 
 _RUNS_SHOWN = 40
 
@@ -52,6 +54,98 @@ def plan(file: File, scale: ScaleName = None) -> None:
     )
     budget = ", ".join(f"{name} {value:g}" for name, value in sweep.budget.model_dump().items() if value is not None)
     print(f"budget      {budget or 'none: name one under budget in the file'}")
+
+
+@app.command()
+def run(
+    file: File,
+    output: Annotated[str, typer.Option("--output", "-o", help="The sweep's folder, new or this sweep's.")],
+    scale: ScaleName = None,
+    slots: Annotated[int | None, typer.Option(help="Evaluations at once, of all runs.", min=1)] = None,
+    concurrent_runs: Annotated[int | None, typer.Option("--concurrent", help="Runs at once.", min=1)] = None,
+) -> None:
+    """Run a sweep, or what is left of it. Finished runs are not repeated, unfinished ones are taken up again.
+
+    Exit code 1 if a run failed or is left unfinished.
+    """
+    from accelopt_ray.cli.session import terminated_like_interrupted
+    from accelopt_ray.sweep.budget import within_budget
+    from accelopt_ray.sweep.file import load_sweep
+    from accelopt_ray.sweep.folder import RunStatus, SweepFolder
+    from accelopt_ray.sweep.summary import comparison_lines, summary_lines, write_summary
+    from accelopt_ray.trajectory.lock import RunLock
+
+    sweep = load_sweep(file, scale)
+    sweep = dataclasses.replace(
+        sweep, slots=slots or sweep.slots, concurrent_runs=concurrent_runs or sweep.concurrent_runs
+    )
+    _check(sweep)
+    folder = SweepFolder(Path(output).absolute())
+    folder.claim(sweep)
+    lock = RunLock(folder.path)
+    lock.acquire()
+    runs = tuple(_located(each) for each in within_budget(sweep))
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:7.1f} s] {text}", flush=True)
+
+    from actors.cluster import connected
+    from actors.sweep import SweepSession
+
+    with terminated_like_interrupted(), connected(sweep.slots) as cluster:
+        say(
+            f"sweep {sweep.name}, {len(runs)} runs, {sweep.concurrent_runs} at once, on "
+            f"{'a local Ray cluster' if cluster.local else 'the Ray cluster'} of {cluster.cpus} CPUs and "
+            f"{cluster.neuron_cores} NeuronCores"
+        )
+        session = SweepSession(sweep, runs, folder, cluster, say)
+        try:
+            session.run()
+        finally:
+            summary = write_summary(folder.path, runs, session.states)
+    for line in (*summary_lines([each.name for each in runs], session.states), *comparison_lines(runs, session.states)):
+        print(line)
+    print(f"summary {summary}")
+    if any(state is None or state.status is not RunStatus.FINISHED for state in session.states.values()):
+        print("take up what is left with the same command")
+        raise typer.Exit(1)
+
+
+@app.command()
+def status(
+    output: Annotated[Path, typer.Argument(help="The sweep's folder.", metavar="OUTPUT")],
+) -> None:
+    """Show how each run of a sweep stands, from its folder alone."""
+    from accelopt_ray.sweep.folder import SweepFolder
+    from accelopt_ray.sweep.summary import summary_lines
+
+    folder = SweepFolder(output)
+    names = folder.known_runs()
+    for line in summary_lines(names, {name: folder.state(name) for name in names}):
+        print(line)
+
+
+def _check(sweep: Sweep) -> None:
+    """Asks everything that the runs depend on whether it is there, each thing once.
+
+    Raises:
+        UserError: It is not.
+    """
+    from accelopt_ray.cli.optimize import check_device_and_models, usable_tasks
+
+    tasks = {(each.config.task, *sorted(each.config.shape.items())): each.config for each in sweep.runs}
+    for config in tasks.values():
+        usable_tasks(config)
+    outside = {(each.config.device, repr(each.config.models)): each.config for each in sweep.runs}
+    for config in outside.values():
+        check_device_and_models(config)
+
+
+def _located(run: SweepRun) -> SweepRun:
+    """The run with its tasks where every process of the cluster finds them."""
+    locations = ",".join(task.location for task in run.config.load_tasks())
+    return dataclasses.replace(run, config=run.config.model_copy(update={"task": locations}))
 
 
 def _print_runs(sweep: Sweep) -> None:
