@@ -255,6 +255,13 @@ class SearchDriver:
 
     async def _connect(self) -> Connection:
         """Makes the client; without configured models, starts the offline rewriter for it."""
+        if self._config.replay is not None:
+            from accelopt_ray.agents.replay import replay_client
+
+            client = await asyncio.to_thread(replay_client, self._config.replay)
+            origin = f"replay:{self._config.replay}"
+            recorded = {role: [ModelEndpoint(origin, name) for name in client.models.get(role, ())] for role in ROLES}
+            return Connection(client, recorded, None)
         # Imported in a thread, here where the actor lives: over a second in which actors and baseline get on.
         client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
         server = None
@@ -265,8 +272,8 @@ class SearchDriver:
             rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
             server = await asyncio.to_thread(rewriter.start_background)
             roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
-        client = client_module.ModelClient(roles, self._config.price_table())
-        return Connection(client, roles, server)
+        asked = client_module.ModelClient(roles, self._config.price_table())
+        return Connection(asked, roles, server)
 
     async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
         if connecting.cancelled() or connecting.exception() is not None:

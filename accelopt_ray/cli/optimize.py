@@ -62,6 +62,13 @@ def optimize(
     allocate: Annotated[str | None, typer.Option(help="Budgets of several tasks: even or adaptive.")] = None,
     slots: Annotated[int | None, typer.Option(help="Evaluations at once.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each stage.")] = None,
+    fix_attempts: Annotated[
+        int | None, typer.Option("--fix-attempts", "-F", help="Repairs asked for of a kernel that fails.")
+    ] = None,
+    prices: Annotated[Path | None, typer.Option(help="Price table in place of the package's.")] = None,
+    replay: Annotated[
+        Path | None, typer.Option(help="Answer every call from this run's recorded replies.", metavar="RUN")
+    ] = None,
     diff: Annotated[bool, typer.Option("--diff", help="Print the diff of baseline and best at the end.")] = False,
 ) -> None:
     """Search for a faster kernel. Without a model the built-in offline rewriter plays it."""
@@ -70,8 +77,11 @@ def optimize(
     from accelopt_ray.config import load_config
 
     named = _named_tasks(tasks or [])
-    run_id = new_run_id(named)
+    run_id = new_run_id(named if named or replay is None else ["replay"])
     defaults: dict[str, object] = {"output": f"runs/{run_id}"}
+    if replay is not None and config is None:
+        config = _recorded_config(replay)
+        output = output or Path(f"runs/{run_id}")
     if endpoint is None and config is None and preset is None:
         defaults["search"] = OFFLINE_SIZES
     overrides: dict[str, object] = {
@@ -90,9 +100,12 @@ def optimize(
             "negative_threshold": negative_threshold,
             "experiences_per_iteration": experiences,
             "memory_capacity": memory_capacity,
+            "fix_attempts": fix_attempts,
             **budgets(max_evaluations, max_usd, max_minutes, stop_at_percent_of_peak, patience),
         },
         "models": _models(endpoint, model, api_key_env),
+        "prices": None if prices is None else str(prices),
+        "replay": None if replay is None else str(replay.absolute()),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,
         "allocate": allocate,
@@ -105,6 +118,16 @@ def optimize(
     check_device_and_models(run_config)
     with claimed(run_config.output):
         raise typer.Exit(run_and_conclude(run_config, found, run_id, diff=diff))
+
+
+def _recorded_config(run: Path) -> Path:
+    """A replay is the run that is replayed, where the command line does not say otherwise."""
+    from accelopt_ray.cli.session import CONFIG_NAME
+
+    path = run / CONFIG_NAME
+    if not path.is_file():
+        raise UserError(f"{run} has no {CONFIG_NAME} and cannot be replayed: give the folder of a run")
+    return path
 
 
 def _named_tasks(arguments: Sequence[str]) -> list[str]:
@@ -171,11 +194,19 @@ def check_device_and_models(config: RunConfig) -> None:
     from accelopt_ray.devices.registry import get_device
 
     get_device(config.device)
-    if config.models:
+    if config.replay is not None:
+        from accelopt_ray.agents.replay import replay_client
+
+        replay_client(config.replay)
+        return
+    config.hosted_models()  # complains of those that cannot be started; they are not up yet
+    there = {
+        role: [each for each in endpoints if each.base_url] for role, endpoints in config.model_endpoints({}).items()
+    }
+    if any(there.values()):
         import asyncio
 
         from accelopt_ray.agents.client import ModelClient
-        from accelopt_ray.config import ROLES
 
-        client = ModelClient({role: [each.model_endpoint() for each in config.endpoints(role)] for role in ROLES})
+        client = ModelClient({role: endpoints for role, endpoints in there.items() if endpoints})
         asyncio.run(client.probe())

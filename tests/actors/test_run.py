@@ -20,7 +20,7 @@ from scripted_endpoint import scripted_endpoint  # noqa: E402
 from accelopt_ray.config import RunConfig, load_config  # noqa: E402
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult  # noqa: E402
 from accelopt_ray.outcome import EvaluationOutcome, UserError  # noqa: E402
-from accelopt_ray.trajectory import read_table  # noqa: E402
+from accelopt_ray.trajectory import read_table, trajectory_digest  # noqa: E402
 from actors.cluster import Cluster  # noqa: E402
 from actors.profiler import Evaluator  # noqa: E402
 from actors.run import RunFailedError, start_run  # noqa: E402
@@ -124,6 +124,37 @@ def test_a_run_leaves_a_whole_trajectory_and_its_best_kernel(tmp_path: Path, fre
     best = (tmp_path / "best" / "silu.py").read_text()
     assert f"LATENCY = {min(correct):.1f}" in best
     assert "simulated on sim-trn1" in best
+
+
+def test_a_replayed_run_is_the_same_run_without_a_model(tmp_path: Path, free_cluster: Cluster):
+    with scripted_endpoint(Model()) as base_url:
+        first = config(tmp_path / "first", base_url, fix_attempts=1)
+        run = start_run(first, "run-a", free_cluster, scripted_device)
+        drain(run)
+        cost = run.result()["silu"].tally
+    again = first.model_copy(update={"output": tmp_path / "again", "replay": tmp_path / "first"})
+    assert again.sha256() == first.sha256()
+    run = start_run(again, "run-b", free_cluster, scripted_device)
+    drain(run)
+    tally = run.result()["silu"].tally
+    assert tally.calls == cost.calls
+    assert tally.calls["fixer"] > 0
+    assert trajectory_digest(tmp_path / "again", "run-b") == trajectory_digest(tmp_path / "first", "run-a")
+    [row] = read_table(tmp_path / "again", "runs").to_pylist()
+    assert dict(row["models"])["planner"] == "scripted"
+
+
+def test_a_replay_that_lacks_a_reply_names_it(tmp_path: Path, free_cluster: Cluster):
+    with scripted_endpoint(Model()) as base_url:
+        first = config(tmp_path / "first", base_url, iterations=1)
+        run = start_run(first, "run-c", free_cluster, scripted_device)
+        drain(run)
+        run.result()
+    more = config(tmp_path / "more", "http://127.0.0.1:9/v1", iterations=2)
+    run = start_run(more.model_copy(update={"replay": tmp_path / "first"}), "run-d", free_cluster, scripted_device)
+    drain(run)
+    with pytest.raises(UserError, match=r"has no reply for silu\.i2\."):
+        run.result()
 
 
 def test_a_stopped_run_leaves_a_readable_trajectory_and_no_actor(tmp_path: Path, free_cluster: Cluster):
