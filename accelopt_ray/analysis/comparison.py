@@ -7,7 +7,7 @@ replicates (geometric for the first two), the interval a percentile bootstrap ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ RESAMPLES = 10_000
 CONFIDENCE = 0.95
 
 _NOT_COMPARED = ("seed", "output", "task", "slots")
+_NOT_COMPARED_BELOW = ("shape.", "prices.")
 _GEOMETRIC = ("speedup", "percent_of_peak", "baseline_percent_of_peak")
 MEASURES = (*_GEOMETRIC, "cost_usd", "tokens", "evaluations", "evaluations_to_reach", "cost_usd_to_reach")
 
@@ -61,25 +62,36 @@ def configuration_groups(trajectory: Trajectory, by: str | None = None) -> dict[
     Raises:
         UserError: No run has such a setting.
     """
-    settings = trajectory.settings
-    if by is not None and by not in settings.columns:
-        close = sorted(name for name in settings.columns if by.rpartition(".")[2] in name)
+    configurations = trajectory.configurations
+    names = list(dict.fromkeys(name for each in configurations.values() for name in each))
+    if by is not None and by not in names:
+        close = sorted(name for name in names if by.rpartition(".")[2] in name)
         hint = f": did you mean {' or '.join(close[:3])}?" if close else ": see Trajectory.settings for all"
         raise UserError(f"no run has a setting {by}{hint}")
-    texts = settings.astype("object").where(settings.notna(), "none").map(_setting_text)
-    differing = [
-        name
-        for name in texts.columns
-        if name not in _NOT_COMPARED and not name.startswith("shape.") and texts[name].nunique() > 1
-    ]
-    # A preset stands for the settings that it fixes: with it they would only repeat themselves.
-    if "preset" in differing and texts.groupby("preset")[differing].nunique().max().max() == 1:
-        differing = ["preset"]
-    chosen = [by] if by is not None else differing
+    chosen = [by] if by is not None else _differing(list(configurations.values()), names)
     return {
-        str(run_id): ", ".join(f"{name.rpartition('.')[2]}={row[name]}" for name in chosen) or "all runs"
-        for run_id, row in texts.iterrows()
+        run_id: ", ".join(f"{name.rpartition('.')[2]}={_text(each, name)}" for name in chosen) or "all runs"
+        for run_id, each in configurations.items()
     }
+
+
+def _differing(configurations: Sequence[Mapping[str, object]], names: Sequence[str]) -> list[str]:
+    """Settings that make a difference. One that some runs lack, being of an older version, does not by that alone."""
+    compared = [name for name in names if name not in _NOT_COMPARED and not name.startswith(_NOT_COMPARED_BELOW)]
+    differing = [name for name in compared if len({_text(each, name) for each in configurations if name in each}) > 1]
+    presets = {_text(each, "preset") for each in configurations}
+    # A preset stands for the settings that it fixes: with it they would only repeat themselves.
+    repeats = all(
+        len({_text(each, name) for each in configurations if _text(each, "preset") == preset}) == 1
+        for preset in presets
+        for name in differing
+    )
+    return ["preset"] if "preset" in differing and repeats else differing
+
+
+def _text(configuration: Mapping[str, object], name: str) -> str:
+    value = configuration.get(name)
+    return "none" if value is None else str(value)
 
 
 def compare(trajectory: Trajectory, groups: Mapping[str, str], reach: float | None = None) -> pd.DataFrame:
@@ -155,9 +167,3 @@ def _reaching(trajectory: Trajectory, reach: float) -> pd.DataFrame:
 def _geometric_mean(values: pd.Series[float]) -> float:
     known = values.dropna()
     return float(np.exp(np.log(known.astype("float64")).mean())) if len(known) else float("nan")
-
-
-def _setting_text(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -67,29 +67,21 @@ def _wide_chunk(array: pa.MapArray) -> pd.DataFrame:
     return pd.DataFrame(values.T, columns=encoded.dictionary.to_pylist())
 
 
-def settings_frame(run_ids: Iterable[str], config_texts: Iterable[object]) -> pd.DataFrame:
-    """Flattens resolved configurations into one column for each setting.
+def flat_settings(config_text: object) -> dict[str, object]:
+    """Flattens a resolved configuration.
 
     Args:
-        run_ids: The runs.
-        config_texts: Their ``config_json``.
+        config_text: A run's ``config_json``.
 
     Returns:
-        One row a run, indexed by ``run_id``; nested settings have dotted names (``search.beam_width``), models are
-        named by role (``models.planner``). A configuration that is not JSON yields a row of nothing.
+        Settings by dotted names (``search.beam_width``); models are named by role (``models.planner``). Empty when the
+        text is not a JSON object.
     """
-    rows = [_flat(_parsed(text)) for text in config_texts]
-    return pd.DataFrame(rows, index=pd.Index(list(run_ids), name="run_id"))
-
-
-def _parsed(text: object) -> Mapping[str, object]:
-    if not isinstance(text, str):
-        return {}
     try:
-        config = json.loads(text)
+        config = json.loads(config_text) if isinstance(config_text, str) else {}
     except json.JSONDecodeError:
         return {}
-    return config if isinstance(config, dict) else {}
+    return _flat(config) if isinstance(config, dict) else {}
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> dict[str, object]:

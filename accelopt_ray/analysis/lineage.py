@@ -13,6 +13,9 @@ from accelopt_ray.outcome import UserError
 if TYPE_CHECKING:
     from accelopt_ray.analysis.trajectory import Trajectory
 
+_SENTENCE_WORDS = 4
+"""A line of fewer words is taken for a heading, as long as there is a longer one."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -120,9 +123,11 @@ def source_diff(before: str, after: str, before_name: str, after_name: str, cont
 
 
 def plan_title(text: str, characters: int = 110) -> str:
-    """Returns what a plan is about: the first sentence that is not a mere heading, shortened."""
+    """Returns what a plan is about: the first sentence of its first line that is more than a heading, shortened."""
     lines = [line.strip().lstrip("#*-0123456789.) ").strip() for line in text.splitlines()]
-    telling = [line for line in lines if line and not line.endswith(":")] or [line for line in lines if line]
+    filled = [line for line in lines if line]
+    unfinished = [line for line in filled if not line.endswith(":")]
+    telling = [line for line in unfinished if len(line.split()) >= _SENTENCE_WORDS] or unfinished or filled
     if not telling:
         return ""
     sentence = telling[0].replace("**", "").split(". ")[0].rstrip(".")

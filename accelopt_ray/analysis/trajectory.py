@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from accelopt_ray.analysis.activity import is_being_written
-from accelopt_ray.analysis.frames import settings_frame, typed_frame, wide_map
+from accelopt_ray.analysis.frames import flat_settings, typed_frame, wide_map
 from accelopt_ray.analysis.lineage import Step, lineage
 from accelopt_ray.analysis.locations import Store, find_stores
 from accelopt_ray.analysis.memory_use import memory_use
@@ -102,17 +102,18 @@ class Trajectory:
         return frame.sort_values("created_at").drop_duplicates("run_id").reset_index(drop=True)
 
     @cached_property
-    def settings(self) -> pd.DataFrame:
-        """One row a run and one column a setting (``search.beam_width``), indexed by ``run_id``.
-
-        Of a run that was resumed with other settings the last ones are given.
-        """
-        edited = (
-            self.resumes.dropna(subset=["config_json"]).sort_values("resumed_at").drop_duplicates("run_id", keep="last")
-        )
+    def configurations(self) -> dict[str, dict[str, object]]:
+        """Each run's settings by dotted names; of a run that was resumed with other settings the last ones."""
+        edited = self.resumes.dropna(subset=["config_json"]).sort_values("resumed_at")
         texts = dict(zip(self.runs["run_id"], self.runs["config_json"], strict=True))
         texts.update(zip(edited["run_id"], edited["config_json"], strict=True))
-        return settings_frame(texts.keys(), texts.values())
+        return {str(run_id): flat_settings(text) for run_id, text in texts.items()}
+
+    @cached_property
+    def settings(self) -> pd.DataFrame:
+        """:attr:`configurations` as one row a run and one column a setting, indexed by ``run_id``."""
+        index = pd.Index(list(self.configurations), name="run_id")
+        return pd.DataFrame(list(self.configurations.values()), index=index)
 
     @cached_property
     def resumes(self) -> pd.DataFrame:

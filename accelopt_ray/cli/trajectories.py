@@ -29,7 +29,8 @@ def opened(paths: Sequence[str], run_ids: Sequence[str] | None = None) -> Iterat
         try:
             yield load(paths, run_ids=list(run_ids) if run_ids else None)
         finally:
-            for message in dict.fromkeys(str(each.message) for each in caught):
+            damaged = [str(each.message) for each in caught if issubclass(each.category, DamagedPartWarning)]
+            for message in dict.fromkeys(damaged):
                 print(f"accelopt-ray: warning: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -281,6 +281,10 @@ def test_a_comparison_is_of_geometric_means_over_seeds(sweep: Trajectory):
     [
         ("One step:\n\nStream wider tiles. Problem: narrow.", "Stream wider tiles"),
         ("## Plan:\n1. **Fuse the multiply.**\nMore", "Fuse the multiply"),
+        (
+            "Plan 0e84: tensor-scalar-reduce\n\nOne step:\n\nTake the row sum along. Problem: two.",
+            "Take the row sum along",
+        ),
         ("", ""),
     ],
 )

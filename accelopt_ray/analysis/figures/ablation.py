@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
@@ -35,8 +37,10 @@ def ablation(comparison: pd.DataFrame) -> Figure:
     if comparison.empty:
         return nothing_to_show("nothing to compare")
     panels = [(name, label) for name, label in _PANELS if comparison[name].fillna(0).ne(0).any()]
+    labels = [textwrap.fill(textwrap.shorten(str(name), 120, placeholder=" …"), 32) for name in comparison["group"]]
+    lines = max(label.count("\n") for label in labels)
     figure, all_axes = new_figure(
-        columns=len(panels), width=2.6 * len(panels) + 1.4, height=1.5 + 0.4 * len(comparison)
+        columns=len(panels), width=2.6 * len(panels) + 2.2, height=1.5 + (0.4 + 0.15 * lines) * len(comparison)
     )
     rows = np.arange(len(comparison))[::-1]
     reach = float(comparison["reach"].iloc[0])
@@ -46,7 +50,7 @@ def ablation(comparison: pd.DataFrame) -> Figure:
         high = comparison[f"{name}_high"].to_numpy(float) - values
         spread = np.nan_to_num(np.vstack([low, high])).clip(min=0.0)
         axes.errorbar(values, rows, xerr=spread, fmt=MARKERS[0], color=BLUE, capsize=3, markersize=6)
-        axes.set_yticks(rows, list(comparison["group"]) if axes is all_axes[0] else [""] * len(rows))
+        axes.set_yticks(rows, labels if axes is all_axes[0] else [""] * len(rows))
         axes.set_ylim(-0.6, len(rows) - 0.4)
         axes.set_xlabel(label.format(reach=reach))
         axes.margins(x=0.15)

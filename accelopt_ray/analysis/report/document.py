@@ -32,6 +32,8 @@ MAX_TREES = 12
 MAX_TREE_NODES = 6_000
 MAX_FAILURES = 40
 MAX_SVG_BYTES = 250_000
+WIDE_INCHES = 9.0
+"""A wider figure takes the page's whole width."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class FigureView:
     name: str
     question: str
     markup: Markup
+    wide: bool
 
 
 @dataclass(frozen=True)
@@ -150,7 +153,8 @@ def _figures(trajectory: Trajectory, runs: int) -> tuple[list[FigureView], list[
         if shows_nothing(figure):
             absent.append(f"{name}: {figure.axes[0].texts[0].get_text()}")
             continue
-        views.append(FigureView(name, entry.question, _inline(render(figure, "svg"), figure, entry.question)))
+        markup = _inline(render(figure, "svg"), figure, entry.question)
+        views.append(FigureView(name, entry.question, markup, wide=figure.get_figwidth() > WIDE_INCHES))
     return views, absent
 
 
