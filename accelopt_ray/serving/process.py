@@ -46,7 +46,7 @@ class ServerProcess:
 
     @property
     def base_url(self) -> str:
-        """Where it answers; the port differs from start to start."""
+        """Where it answers, the same from its first start on."""
         return f"http://{self._host}:{self._port}/v1"
 
     async def start(self) -> None:
@@ -58,7 +58,7 @@ class ServerProcess:
         Raises:
             UserError: The command does not exist or may not be run.
         """
-        self._port = free_port(self._host)
+        self._port = self._port or free_port(self._host)
         command = serve_command(self._model, self._port, self._host)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as output:
