@@ -28,7 +28,9 @@ def bench(
     """Evaluate the baselines: outcome, latency, percent of peak, and their geometric mean."""
     from accelopt_ray.devices.registry import get_device
     from accelopt_ray.verify.references import ReferenceCache
+    from accelopt_ray.verify.registry import get_check
 
+    get_check(check)
     chosen = _chosen(tasks or [], suite)
     if reduced:
         chosen = [task.at_reduced_shape() for task in chosen]

@@ -63,6 +63,7 @@ def task_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         (["profile", "absent.py"], "give either --task NAME or --reference FILE.py"),
         (["bench", "slu"], "did you mean 'silu'?"),
         (["bench", "--suite", "nowhere"], "nowhere"),
+        (["bench", "--check", "strikt"], "did you mean 'strict'?"),
         (["new-task", "9 lives"], "no task name"),
     ],
 )
