@@ -25,6 +25,7 @@ from accelopt_ray.trajectory import read_table
 from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
 from actors.memory import RemoteStore
+from actors.models import ModelHosts, bring_up
 from actors.pool import Pool
 from actors.services import RayServices, Rows
 
@@ -95,11 +96,13 @@ class Connection:
         client: A :class:`~accelopt_ray.agents.client.ModelClient`.
         roles: Endpoints by role.
         server: The offline rewriter, where it is the model and this run's own.
+        hosts: The models that this run has brought up.
     """
 
     client: Any
     roles: Mapping[str, Sequence[ModelEndpoint]]
     server: Any
+    hosts: ModelHosts | None = None
 
 
 class LateClient:
@@ -127,6 +130,7 @@ class SearchDriver:
         make_pool: Callable[[], Pool],
         edits: Edits | None = None,
         rewriter: ModelEndpoint | None = None,
+        hosted_urls: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Takes over what was started for it; nothing runs yet.
 
@@ -138,6 +142,7 @@ class SearchDriver:
             make_pool: Gives the pool that evaluates; called here, where its event loop is.
             edits: What was changed before the run in ``config.output`` is taken up again; None for a new run.
             rewriter: The offline rewriter where somebody else serves it; by default the run starts its own.
+            hosted_urls: Where the hosted models answer if somebody else has brought them up.
         """
         self._config = config
         self._run_id = run_id
@@ -146,6 +151,7 @@ class SearchDriver:
         self._memory = memory
         self._pool = make_pool()
         self._rewriter = rewriter
+        self._hosted_urls = hosted_urls
         self._events = EventLog()
         self._tasks = {task.name: task for task in config.load_tasks()}
         self._tallies = {name: Tally() for name in self._tasks}
@@ -264,8 +270,12 @@ class SearchDriver:
             return Connection(client, recorded, None)
         # Imported in a thread, here where the actor lives: over a second in which actors and baseline get on.
         client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
-        server = None
-        roles = self._config.model_endpoints({})
+        server, hosts, hosted_urls = None, None, self._hosted_urls
+        wanted = self._config.hosted_models()
+        if wanted and hosted_urls is None:
+            hosts = await bring_up(wanted, self._config.hosting, self._config.output / "logs", self._tell_of_hosting)
+            hosted_urls = hosts.urls
+        roles = self._config.model_endpoints(hosted_urls or {})
         if not self._config.models and self._rewriter is not None:
             roles = {role: [self._rewriter] for role in ROLES}
         elif not self._config.models:
@@ -273,13 +283,17 @@ class SearchDriver:
             server = await asyncio.to_thread(rewriter.start_background)
             roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
         asked = client_module.ModelClient(roles, self._config.price_table())
-        return Connection(asked, roles, server)
+        return Connection(asked, roles, server, hosts)
 
     async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
         if connecting.cancelled() or connecting.exception() is not None:
             return
         connection = connecting.result()
         await connection.client.close()
+        if connection.hosts is not None:
+            for model, usd in connection.client.idle_gpu_usd.items():
+                self._tell_of_hosting(f"{model} was idle for {usd:.2f} USD of GPU time, beyond the cost of its calls")
+            await connection.hosts.stop()
         if connection.server is not None:
             await asyncio.to_thread(connection.server.stop)
 
@@ -323,6 +337,10 @@ class SearchDriver:
             "lost_cost_usd": sum(cost for cost in costs if isinstance(cost, float)),
         }
         await self._recorder.commit.remote("resumes", [row])
+
+    def _tell_of_hosting(self, message: str) -> None:
+        _LOG.info("%s", message)
+        self._events.append(Event("hosting", {"message": message}))
 
     def _fingerprint_json(self) -> str:
         device = get_device(self._config.device)

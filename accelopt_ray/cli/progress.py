@@ -55,6 +55,8 @@ class Progress:
             self.say("evaluating the baseline", task)
         elif name == "warning":
             self.say(f"warning: {values['message']}", task)
+        elif name == "hosting":
+            self.say(str(values["message"]))
         elif name == "iterations" and values["iteration"]:
             self._iteration(task, tally, values)
         elif name == "llm_calls" and values["outcome"] == "error" and tally.failed_calls <= _FAILED_CALLS_SHOWN:

@@ -1,0 +1,238 @@
+"""Models that a run brings up for itself on the cluster's GPU nodes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+
+from accelopt_ray.outcome import UserError
+from accelopt_ray.serving.llm_config import llm_config_arguments
+from accelopt_ray.serving.model import HostedModel
+from accelopt_ray.serving.process import ServerProcess
+from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Server, Supervisor
+
+_APPLICATION = "accelopt-models"
+_SERVE_PORT = 8000
+_STATE_WAIT_S = 15.0
+_STOP_S = 60.0
+
+Tell = Callable[[str], None]
+
+
+class ServeApplication:
+    """All models of a run as one application of ``ray.serve.llm``. Ray Serve starts and heals their replicas.
+
+    Attributes:
+        base_url: Where the application answers.
+    """
+
+    def __init__(self, models: Sequence[HostedModel], host: str, port: int = _SERVE_PORT) -> None:
+        """Prepares; nothing is started.
+
+        Args:
+            models: What to serve.
+            host: Address of this node, at which Serve's proxy listens.
+            port: Port of the proxy.
+        """
+        self._models = models
+        self._host = host
+        self._port = port
+        self._running: asyncio.Future[Any] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="serve")
+        self.base_url = f"http://{host}:{port}/v1"
+
+    async def start(self) -> None:
+        """Hands the application to Serve, which deploys it in the background.
+
+        Raises:
+            UserError: Ray's LLM serving is not installed.
+        """
+        try:
+            from ray.serve.llm import LLMConfig, build_openai_app
+        except ImportError as error:
+            raise UserError(
+                f"hosting on Ray Serve needs Ray's LLM serving ({error}): install ray[llm] on the nodes, or choose "
+                "hosting: process"
+            ) from None
+        from ray import serve
+
+        application = build_openai_app(
+            {"llm_configs": [LLMConfig(**llm_config_arguments(model)) for model in self._models]}
+        )
+
+        def deploy() -> None:
+            serve.start(http_options={"host": self._host, "port": self._port})
+            serve.run(application, name=_APPLICATION, route_prefix="/", blocking=False)
+
+        self._running = asyncio.get_running_loop().run_in_executor(self._thread, deploy)
+
+    def failure(self) -> str | None:
+        """Why Serve has given up, or None; a replica's own trouble is Serve's to mend."""
+        if self._running is None:
+            return "the application has not been started"
+        if not self._running.done():
+            return None
+        error = self._running.exception()
+        if error is None:
+            return None
+        return f"Ray Serve could not deploy {', '.join(model.name for model in self._models)}: {error}".splitlines()[0]
+
+    async def stop(self) -> None:
+        """Takes the application down and gives its GPUs back."""
+        if self._running is None:
+            return
+        from ray import serve
+
+        await asyncio.gather(self._running, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(self._thread, serve.delete, _APPLICATION)
+        self._running = None
+
+
+class ModelHost:
+    """An asynchronous actor that owns one server of models from its start to its end."""
+
+    def __init__(self, models: Sequence[HostedModel], hosting: str, logs: str, beside_node: str) -> None:
+        """Takes the job; :meth:`start` begins it.
+
+        Args:
+            models: What to serve; exactly one for ``process``.
+            hosting: ``serve`` or ``process``.
+            logs: Folder for the log of a child process.
+            beside_node: Id of the node that asks: on the same node the server listens to this machine alone.
+        """
+        here = ray.get_runtime_context().get_node_id()
+        address = "127.0.0.1" if here == beside_node else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        server: Server
+        if hosting == "serve":
+            server = ServeApplication(models, address)
+        else:
+            [model] = models
+            server = ServerProcess(model, Path(logs) / f"{_file_name(model.name)}-{here[:6]}.log", address)
+        patience = Patience(
+            start_s=max(model.start_timeout_s for model in models),
+            max_restarts=max(model.max_restarts for model in models),
+        )
+        self._supervisor = Supervisor(server, [model.name for model in models], patience)
+
+    async def start(self) -> str:
+        """Begins to serve; returns the base URL that will answer."""
+        self._supervisor.start()
+        return self._supervisor.base_url
+
+    async def state(self, seen: HostState | None = None, wait_s: float = 0.0) -> HostState:
+        """Where the server stands; waits a while for another state than the one seen."""
+        return await self._supervisor.next_state(seen or self._supervisor.state, wait_s)
+
+    async def base_url(self) -> str:
+        """Where it answers once it is ready."""
+        return self._supervisor.base_url
+
+    async def stop(self) -> None:
+        """Ends it for good."""
+        await self._supervisor.stop()
+
+
+@dataclass(frozen=True)
+class ModelHosts:
+    """The hosts of a run.
+
+    Attributes:
+        urls: Base URLs by the model's name, one for each replica that is a process.
+        actors: The hosts.
+    """
+
+    urls: Mapping[str, Sequence[str]]
+    actors: Sequence[Any]
+
+    async def stop(self) -> None:
+        """Ends all of them; one that does not follow is ended by force."""
+        await _stop(self.actors)
+
+
+async def bring_up(models: Sequence[HostedModel], hosting: str, logs: Path, tell: Tell) -> ModelHosts:
+    """Starts models and waits until all of them are ready.
+
+    Ray places the hosts, and its autoscaler adds nodes where their GPUs are missing. With ``process`` each model has as
+    many replicas as it may have at most; with ``serve`` their number follows the requests.
+
+    Args:
+        models: What to serve.
+        hosting: ``serve`` or ``process``.
+        logs: Folder for logs of child processes.
+        tell: Told of every stage in a sentence.
+
+    Raises:
+        UserError: One does not come up; what was started is ended.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    if hosting == "serve":
+        groups = [tuple(models)] if models else []
+    else:
+        groups = [(model,) for model in models for _ in range(model.max_replicas)]
+    actors = [_host(group, hosting, logs, here) for group in groups]
+    urls: dict[str, list[str]] = {model.name: [] for model in models}
+    try:
+        found = await asyncio.gather(*(_ready(actor, group, tell) for actor, group in zip(actors, groups, strict=True)))
+    except BaseException:
+        await _stop(actors)
+        raise
+    for group, url in zip(groups, found, strict=True):
+        for model in group:
+            urls[model.name].append(url)
+    return ModelHosts(urls, actors)
+
+
+def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> Any:
+    options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 100}
+    if hosting == "process":
+        # The engine runs in the actor's child and takes the GPUs that the actor was given.
+        options["num_cpus"] = group[0].cpus_per_replica
+        options["num_gpus"] = group[0].gpus_per_replica
+        if group[0].accelerator_type is not None:
+            options["accelerator_type"] = group[0].accelerator_type
+    return ray.remote(ModelHost).options(**options).remote(list(group), hosting, str(logs), here)
+
+
+async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> str:
+    names = ", ".join(model.name for model in group)
+    starting = asyncio.ensure_future(_as_future(actor.start.remote()))
+    while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
+        tell(f"{names} waits for a place in the cluster")
+    try:
+        await starting
+        state = None
+        while True:
+            state = await actor.state.remote(state, 0.0 if state is None else _STATE_WAIT_S)
+            tell(state.message)
+            if state.status is HostStatus.READY:
+                url: str = await actor.base_url.remote()
+                return url
+            if state.status in (HostStatus.FAILED, HostStatus.STOPPED):
+                raise UserError(f"the model {names} did not come up: {state.message}")
+    except RayError as error:
+        raise UserError(f"the host of {names} was lost: {str(error).splitlines()[0]}") from None
+
+
+async def _as_future(reference: Any) -> Any:
+    return await reference
+
+
+async def _stop(actors: Sequence[Any]) -> None:
+    stopping = [asyncio.ensure_future(_as_future(actor.stop.remote())) for actor in actors]
+    if stopping:
+        await asyncio.wait(stopping, timeout=_STOP_S)
+    for each, actor in zip(stopping, actors, strict=True):
+        each.cancel()
+        ray.kill(actor)
+    await asyncio.gather(*stopping, return_exceptions=True)
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in name)
