@@ -1,40 +1,52 @@
-"""The profiler pool: each job to a free worker, each lost worker replaced, no candidate blamed for a worker's death."""
+"""The profiler pool: each job to a free slot, each lost worker replaced, no candidate blamed for a worker's death.
+
+Slots are served in turn, so that an evaluation and its repetition seldom meet the same core. After an evaluation that
+had to be killed, and after a worker's replacement, a known kernel shows whether the core still computes; a core that
+fails it rests and is tried again, longer each time, and is retired in the end.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.sharing import FairQueue
+from actors.pool_state import PoolMetrics, PoolStatistics, PoolStatus, Slot, SlotState
 
 MAX_DISPATCHES = 3
-"""A job whose workers die or fail this often is given up: by then it is more likely the cause than the victim."""
+"""A job whose workers fail this often is given up: by then it is more likely the cause than the victim."""
+
+MAX_WORKERS_KILLED = 2
+"""A job whose workers die this often is held to have killed them."""
+
+MAX_RESTS = 3
+"""A core that still fails the known kernel after so many rests is retired."""
+
+REST_S = 30.0
+"""First rest of a core; each further one is twice as long."""
 
 _STAGES_PER_EVALUATION = 30
 """More stages than any check has. Each stage has its own deadline inside the worker; beyond all of them together the
 worker itself is stuck."""
 
+_PROBE_TIMEOUT_S = 180.0
+_KILLED = frozenset({EvaluationOutcome.TIMEOUT, EvaluationOutcome.MEMORY_LIMIT, EvaluationOutcome.CRASHED})
+_LOG = logging.getLogger("accelopt_ray.pool")
+
 _ANSI_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 """Ray colours its error texts, also where they end in a table."""
-
-
-@dataclass
-class PoolStatistics:
-    """Counts since the pool's start."""
-
-    evaluated: int = 0
-    workers_lost: int = 0
-    retried: int = 0
 
 
 class Pool(Protocol):
@@ -53,12 +65,13 @@ class Pool(Protocol):
 class ProfilerPool:
     """Dispatches evaluations to profiler actors. All methods belong to one event loop."""
 
-    def __init__(self, workers: Sequence[Any], start_worker: Callable[[int], Any]) -> None:
+    def __init__(self, workers: Sequence[Any], start_worker: Callable[[int], Any], rest_s: float = REST_S) -> None:
         """Takes workers over.
 
         Args:
             workers: Handles of :class:`~actors.profiler.Profiler` actors, perhaps still starting.
             start_worker: Starts a replacement for the worker of a slot.
+            rest_s: First rest of a core that failed the known kernel.
 
         Raises:
             ValueError: There is no worker.
@@ -66,9 +79,14 @@ class ProfilerPool:
         if not workers:
             raise ValueError("a pool needs at least one worker")
         self.statistics = PoolStatistics()
+        self._metrics = PoolMetrics()
         self._start_worker = start_worker
+        self._rest_s = rest_s
         self._workers = dict(enumerate(workers))
+        self._slots = {number: Slot(number) for number in self._workers}
+        self._waiting = 0
         self._idle: FairQueue[int] = FairQueue()
+        self._all_retired = asyncio.Event()
         self._preparing: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -90,21 +108,29 @@ class ProfilerPool:
                 return
         raise RuntimeError(f"no profiler could start: {_ANSI_COLOUR.sub('', fault)}")
 
+    def status(self) -> PoolStatus:
+        """What the pool is doing."""
+        return self.statistics.status(self._slots, self._waiting)
+
     async def evaluate(self, job: EvaluationJob, claimant: str | None = None) -> EvaluationResult:
         """Returns the job's final result.
 
         Claimants who wait take turns; each of a run's tasks is one unless the caller names another. The result's
-        ``queue_s`` is the time before the last dispatch. A job that outlives several workers ends as ``crashed`` with
-        reason ``worker_lost``; one whose worker stops answering as ``timeout`` with reason ``worker_stuck``.
+        ``queue_s`` is the time before the last dispatch. A job that kills two workers, or finds three slots at fault,
+        ends as ``crashed`` with reason ``worker_lost`` or ``device_fault``; one whose worker stops answering as
+        ``timeout`` with reason ``worker_stuck``; one for which no core is left as ``crashed`` with ``no_core``.
 
         Raises:
             UserError: The evaluation found the user's set-up defective.
         """
         arrived = time.monotonic()
-        fault = ""
+        fault, reason, killed = "", "worker_lost", 0
         for dispatch in range(MAX_DISPATCHES):
-            slot = await self._idle.get(claimant or job.task_name)
-            queue_s = time.monotonic() - arrived
+            slot = await self._take(claimant or job.task_name)
+            if slot is None:
+                reasons = "; ".join(sorted({each.detail for each in self._slots.values()}))
+                return self._given_up(job, EvaluationOutcome.CRASHED, "no_core", f"every core was retired: {reasons}")
+            dispatched = time.monotonic()
             if dispatch:
                 self.statistics.retried += 1
             try:
@@ -113,12 +139,19 @@ class ProfilerPool:
                 return self._given_up(job, EvaluationOutcome.TIMEOUT, "worker_stuck", "its worker stopped answering")
             except UserError:
                 raise  # as plain as it was in the worker: another worker would say the same
-            except RayError as error:
-                fault = str(error)
+            except RayTaskError as error:
+                fault, is_device = str(error), isinstance(error.cause, DeviceFault)
+                reason = "device_fault" if is_device else "worker_lost"
                 continue
-            self.statistics.evaluated += 1
-            return replace(result, queue_s=queue_s)
-        return self._given_up(job, EvaluationOutcome.CRASHED, "worker_lost", fault)
+            except RayError as error:
+                fault, reason, killed = str(error), "worker_lost", killed + 1
+                if killed == MAX_WORKERS_KILLED:
+                    break
+                continue
+            result = replace(result, queue_s=dispatched - arrived)
+            self._note(result, job, time.monotonic() - dispatched)
+            return result
+        return self._given_up(job, EvaluationOutcome.CRASHED, reason, fault)
 
     async def close(self) -> None:
         """Stops replacing and ends the workers; what they evaluate is abandoned."""
@@ -129,29 +162,55 @@ class ProfilerPool:
         for worker in self._workers.values():
             ray.kill(worker)
 
+    async def _take(self, claimant: str) -> int | None:
+        """Waits for a slot; None once all are retired."""
+        self._waiting += 1
+        getting = asyncio.ensure_future(self._idle.get(claimant))
+        ending = asyncio.ensure_future(self._all_retired.wait())
+        try:
+            await asyncio.wait({getting, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if getting.done():
+                return getting.result()
+            getting.cancel()
+            return None
+        except asyncio.CancelledError:
+            if getting.done() and not getting.cancelled():
+                self._idle.put_nowait(getting.result())
+            getting.cancel()
+            raise
+        finally:
+            ending.cancel()
+            self._waiting -= 1
+
     async def _on_worker(self, slot: int, job: EvaluationJob) -> EvaluationResult:
-        """Runs a job on a slot and gives the slot back, or replaces its worker."""
+        """Runs a job on a slot and gives the slot back, has its core looked at, or replaces its worker."""
         deadline_s = job.limits.timeout_s * _STAGES_PER_EVALUATION
-        healthy = False
+        self._show(slot, SlotState.BUSY, job.evaluation_id)
+        doubtful, lost = False, True
         try:
             result: EvaluationResult = await asyncio.wait_for(
                 _answer(self._workers[slot].evaluate.remote(job)), deadline_s
             )
-            healthy = True
+            doubtful, lost = result.outcome in _KILLED, False
             return result
         except RayTaskError as error:
-            healthy = True  # the harness raised, the worker lives
+            # The harness raised and the worker lives.
+            doubtful, lost = isinstance(error.cause, DeviceFault), False
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from None
             raise
         finally:
-            if healthy:
-                self._idle.put_nowait(slot)
-            else:
+            if lost:
                 self._replace(slot)
+            elif doubtful:
+                self._idle.forget(slot)
+                self._prepare(self._look_after(slot))
+            else:
+                self._offer(slot)
 
     def _replace(self, slot: int) -> None:
         self.statistics.workers_lost += 1
+        self._metrics.note_lost()
         self._idle.forget(slot)
         ray.kill(self._workers[slot])
         self._prepare(self._bring_back(slot))
@@ -159,25 +218,74 @@ class ProfilerPool:
     async def _admit(self, slot: int, ready: asyncio.Future[Any]) -> None:
         """Opens a slot once its first worker is ready."""
         try:
-            await ready
+            self._slots[slot].core = await ready
         except RayError:
             await self._bring_back(slot)
         else:
-            self._idle.put_nowait(slot)
+            self._offer(slot)
 
     async def _bring_back(self, slot: int) -> None:
         """Starts workers for a slot until one is ready; a node that is going down may take several with it."""
         delay_s = 0.1
         while True:
+            self._show(slot, SlotState.STARTING)
             self._workers[slot] = self._start_worker(slot)
             try:
-                await _answer(self._workers[slot].core.remote())
+                self._slots[slot].core = await _answer(self._workers[slot].core.remote())
             except RayError:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 30.0)
             else:
-                self._idle.put_nowait(slot)
+                await self._look_after(slot)
                 return
+
+    async def _look_after(self, slot: int) -> None:
+        """Offers a slot again once its core computes a known kernel; retires it if that does not come."""
+        fault = ""
+        for rest in range(MAX_RESTS + 1):
+            self._show(slot, SlotState.PROBED, fault)
+            try:
+                fault = await asyncio.wait_for(_answer(self._workers[slot].check_health.remote()), _PROBE_TIMEOUT_S)
+            except asyncio.TimeoutError:
+                fault = f"a known kernel did not end within {_PROBE_TIMEOUT_S:g} s"
+            except RayError:
+                self._replace(slot)
+                return
+            if not fault:
+                self._offer(slot)
+                return
+            if rest < MAX_RESTS:
+                self._show(slot, SlotState.RESTING, fault)
+                _LOG.warning("slot=%d core=%s state=resting reason=%s", slot, self._slots[slot].core, fault)
+                await asyncio.sleep(self._rest_s * 2**rest)
+        self._show(slot, SlotState.RETIRED, fault)
+        _LOG.error("slot=%d core=%s state=retired reason=%s", slot, self._slots[slot].core, fault)
+        if all(each.state is SlotState.RETIRED for each in self._slots.values()):
+            self._all_retired.set()
+
+    def _offer(self, slot: int) -> None:
+        self._show(slot, SlotState.IDLE)
+        self._idle.put_nowait(slot)
+
+    def _show(self, slot: int, state: SlotState, detail: str = "") -> None:
+        self._slots[slot].state, self._slots[slot].detail = state, detail
+        if state not in (SlotState.BUSY, SlotState.IDLE):
+            self._metrics.show(self._slots, self._waiting)
+
+    def _note(self, result: EvaluationResult, job: EvaluationJob, duration_s: float) -> None:
+        self.statistics.note(result)
+        self._metrics.note(result, duration_s)
+        self._metrics.show(self._slots, self._waiting)
+        _LOG.info(
+            "evaluation=%s task=%s core=%s outcome=%s reason=%s seconds=%.3f queued_s=%.3f",
+            result.evaluation_id,
+            job.task_name,
+            result.core,
+            result.outcome,
+            result.reason,
+            duration_s,
+            result.queue_s,
+        )
 
     def _prepare(self, preparation: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(preparation)

@@ -9,6 +9,8 @@ from typing import Any
 
 import ray
 
+from accelopt_ray.devices.health import check_health
+from accelopt_ray.devices.protocol import Device
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
@@ -21,7 +23,8 @@ CORES_VARIABLE = "NEURON_RT_VISIBLE_CORES"
 
 Evaluator = Callable[[EvaluationJob], EvaluationResult]
 EvaluatorFactory = Callable[[], Evaluator]
-"""Made in the driver, called in the worker, where the device and its caches are to live."""
+"""Made in the driver, called in the worker, where the device and its caches are to live. What it makes may also have a
+method ``check_health() -> str``."""
 
 
 class Profiler:
@@ -51,6 +54,11 @@ class Profiler:
         """What this worker owns; answered once it is ready."""
         return self._core
 
+    def check_health(self) -> str:
+        """What is wrong with the core, as its evaluator finds by a known kernel; nothing if all is well."""
+        check = getattr(self._evaluate, "check_health", None)
+        return str(check()) if check is not None else ""
+
     def evaluate(self, job: EvaluationJob) -> EvaluationResult:
         """Evaluates one kernel to its final result."""
         result = self._evaluate(job)
@@ -68,13 +76,29 @@ def start_profiler(make_evaluator: EvaluatorFactory, needs_core: bool, slot: int
     return actor.remote(make_evaluator, needs_core, slot)
 
 
-def device_evaluator(device_name: str) -> Evaluator:
-    """Prepares a device in this process and returns the function that evaluates on it, nothing twice."""
-    device, references, store = get_device(device_name), ReferenceCache(), EvaluationStore.from_environment()
+class DeviceEvaluator:
+    """Evaluates on one device, nothing twice."""
 
-    def evaluate_here(job: EvaluationJob) -> EvaluationResult:
-        return evaluate(job, device, references)
+    def __init__(self, device: Device) -> None:
+        """Takes the device, on the core of this process."""
+        self._device = device
+        self._references = ReferenceCache()
+        self._store = EvaluationStore.from_environment()
 
-    if store is None:
-        return evaluate_here
-    return lambda job: evaluate_once(job, device, store, evaluate_here)
+    def __call__(self, job: EvaluationJob) -> EvaluationResult:
+        """Evaluates one job, or answers it from the store."""
+        if self._store is None:
+            return self._evaluate(job)
+        return evaluate_once(job, self._device, self._store, self._evaluate)
+
+    def check_health(self) -> str:
+        """What is wrong with the device; nothing if all is well."""
+        return check_health(self._device)
+
+    def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        return evaluate(job, self._device, self._references)
+
+
+def device_evaluator(device_name: str) -> DeviceEvaluator:
+    """Prepares a device in this process."""
+    return DeviceEvaluator(get_device(device_name))

@@ -15,8 +15,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import UserError
-from actors.pool import PoolStatistics, ProfilerPool
-from actors.profiler import Evaluator, EvaluatorFactory, device_evaluator, start_profiler
+from actors.pool import ProfilerPool
+from actors.pool_state import PoolStatistics, PoolStatus
+from actors.profiler import DeviceEvaluator, EvaluatorFactory, device_evaluator, start_profiler
 
 _CONCURRENT_CALLS = 100_000
 """Evaluations that may wait in the pool at once, those of all runs together."""
@@ -63,6 +64,10 @@ class PoolHost:
     async def statistics(self) -> PoolStatistics:
         """Counts since the start."""
         return self._pool.statistics
+
+    async def pool_status(self) -> PoolStatus:
+        """What the pool is doing."""
+        return self._pool.status()
 
     async def close(self) -> None:
         """Ends the profilers, so that the autoscaler takes their nodes away."""
@@ -114,19 +119,23 @@ def start_pool(devices: Sequence[str], slots: int, make_evaluator: EvaluatorFact
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
     return (
-        ray.remote(PoolHost)
-        .options(**options)
-        .remote(make_evaluator or any_device_evaluator, "neuron" in devices, slots)
+        ray.remote(PoolHost).options(**options).remote(make_evaluator or AnyDeviceEvaluator, "neuron" in devices, slots)
     )
 
 
-def any_device_evaluator() -> Evaluator:
-    """Returns a function that evaluates on whatever device a job names, each prepared with its first job."""
-    evaluators: dict[str, Evaluator] = {}
+class AnyDeviceEvaluator:
+    """Evaluates on whatever device a job names, each prepared with its first job."""
 
-    def evaluate(job: EvaluationJob) -> EvaluationResult:
-        if job.device not in evaluators:
-            evaluators[job.device] = device_evaluator(job.device)
-        return evaluators[job.device](job)
+    def __init__(self) -> None:
+        self._evaluators: dict[str, DeviceEvaluator] = {}
 
-    return evaluate
+    def __call__(self, job: EvaluationJob) -> EvaluationResult:
+        """Evaluates one job."""
+        if job.device not in self._evaluators:
+            self._evaluators[job.device] = device_evaluator(job.device)
+        return self._evaluators[job.device](job)
+
+    def check_health(self) -> str:
+        """What is wrong with the devices in use; nothing if all is well."""
+        faults = (evaluator.check_health() for evaluator in self._evaluators.values())
+        return next((fault for fault in faults if fault), "")

@@ -14,10 +14,12 @@ import pytest
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 
+from accelopt_ray.devices.faults import DeviceFault  # noqa: E402
 from accelopt_ray.devices.protocol import Limits  # noqa: E402
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef  # noqa: E402
 from accelopt_ray.outcome import EvaluationOutcome  # noqa: E402
 from actors.pool import ProfilerPool  # noqa: E402
+from actors.pool_state import SlotState  # noqa: E402
 from actors.profiler import Evaluator, Profiler, start_profiler  # noqa: E402
 
 # Workers cannot import test modules; functions of this one travel whole.
@@ -36,6 +38,10 @@ def scripted(notes: str) -> Evaluator:
         command, _, argument = job.source.partition(" ")
         if command == "die" and (not argument or starts <= int(argument)):
             os._exit(1)
+        if command == "fault":
+            raise DeviceFault("NeuronCore(s) not available")
+        if command == "end":
+            return EvaluationResult(job.evaluation_id, EvaluationOutcome(argument), answered_from="store:x")
         if command == "raise":
             raise OSError("the device is on fire")
         if command == "sleep":
@@ -56,10 +62,29 @@ def notes(tmp_path: Path) -> Iterator[str]:
     yield str(path)
 
 
-def evaluate_all(notes: str, jobs: list[EvaluationJob], slots: int = 2) -> tuple[list[EvaluationResult], ProfilerPool]:
+class Sickly:
+    """A core whose health is the lines of a file: one is taken for each look at it; without any it is well."""
+
+    def __init__(self, notes: str, health: str) -> None:
+        self._evaluate = scripted(notes)
+        self._health = Path(health)
+
+    def __call__(self, job: EvaluationJob) -> EvaluationResult:
+        return self._evaluate(job)
+
+    def check_health(self) -> str:
+        lines = self._health.read_text().splitlines()
+        self._health.write_text("".join(f"{line}\n" for line in lines[1:]))
+        return lines[0] if lines else ""
+
+
+def evaluate_all(
+    notes: str, jobs: list[EvaluationJob], slots: int = 2, health: Path | None = None
+) -> tuple[list[EvaluationResult], ProfilerPool]:
     async def scenario() -> tuple[list[EvaluationResult], ProfilerPool]:
-        start = partial(start_profiler, partial(scripted, notes), False)
-        pool = ProfilerPool([start(slot) for slot in range(slots)], start)
+        evaluator = partial(scripted, notes) if health is None else partial(Sickly, notes, str(health))
+        start = partial(start_profiler, evaluator, False)
+        pool = ProfilerPool([start(slot) for slot in range(slots)], start, rest_s=0.01)
         try:
             await pool.start()
             return list(await asyncio.gather(*(pool.evaluate(each) for each in jobs))), pool
@@ -91,11 +116,11 @@ def test_a_workers_death_costs_no_candidate_and_no_slot(notes: str):
     assert pool.statistics.retried == 1
 
 
-def test_a_job_that_outlives_every_worker_ends_with_a_typed_outcome(notes: str):
+def test_a_job_that_kills_two_workers_is_marked_so_and_gets_no_third(notes: str):
     results, _ = evaluate_all(notes, [job("killer", "die"), job("bystander", "pass")], slots=1)
     assert (results[0].outcome, results[0].reason) == (EvaluationOutcome.CRASHED, "worker_lost")
     assert results[1].correct
-    assert [line.split()[0] for line in Path(notes).read_text().splitlines()].count("killer") == 3
+    assert [line.split()[0] for line in Path(notes).read_text().splitlines()].count("killer") == 2
 
 
 def test_a_fault_of_the_harness_is_reported_with_its_text_and_keeps_the_worker(notes: str):
@@ -135,3 +160,41 @@ def test_a_pool_whose_workers_cannot_start_says_why():
 
     with pytest.raises(RuntimeError, match="no such device"):
         asyncio.run(scenario())
+
+
+def test_a_fault_of_the_device_is_tried_elsewhere_and_then_named(notes: str):
+    results, pool = evaluate_all(notes, [job("e", "fault"), job("next", "pass")])
+    assert (results[0].outcome, results[0].reason) == (EvaluationOutcome.CRASHED, "device_fault")
+    assert "not available" in results[0].error_text
+    assert results[1].correct and pool.statistics.retried == 2 and pool.statistics.workers_lost == 0
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "crashed", "memory_limit"])
+def test_a_core_is_looked_at_after_a_kill_and_rests_until_it_is_well(notes: str, tmp_path: Path, outcome: str):
+    health = tmp_path / "health"
+    health.write_text("wrong result\nwrong result\n")
+    results, pool = evaluate_all(notes, [job("e", f"end {outcome}"), job("next", "pass")], slots=1, health=health)
+    assert results[0].outcome == outcome and results[1].correct
+    assert health.read_text() == ""
+    assert pool.statistics.workers_lost == 0
+
+
+def test_a_core_that_stays_ill_is_retired_with_its_reason_and_the_rest_goes_on_or_ends(notes: str, tmp_path: Path):
+    health = tmp_path / "health"
+    health.write_text("a known kernel gave a wrong result\n" * 4)
+    results, pool = evaluate_all(notes, [job("e", "end timeout"), job("next", "pass")], slots=1, health=health)
+    (slot,) = pool.status().slots
+    assert (slot.state, slot.detail) == (SlotState.RETIRED, "a known kernel gave a wrong result")
+    assert (results[1].outcome, results[1].reason) == (EvaluationOutcome.CRASHED, "no_core")
+    assert "wrong result" in results[1].error_text
+
+
+def test_the_status_counts_what_happened(notes: str):
+    jobs = [job("a", "pass"), job("b", "end incorrect"), job("c", "pass")]
+    _, pool = evaluate_all(notes, jobs)
+    status = pool.status()
+    # The second worker may still be on its way.
+    assert {slot.core for slot in status.slots} <= {"slot 0", "slot 1", ""}
+    assert {slot.state for slot in status.slots} <= {SlotState.IDLE, SlotState.STARTING}
+    assert (status.waiting, status.evaluated, status.per_minute) == (0, 3, 3)
+    assert status.outcomes == {"correct": 2, "incorrect": 1} and status.answered_from_store == 1
