@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from accelopt_ray.outcome import UserError
+
 if TYPE_CHECKING:
     from accelopt_ray.sweep.file import Sweep, SweepRun
 
@@ -17,6 +19,10 @@ _RUNS_SHOWN = 40
 app = typer.Typer(help="Many runs from one file.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(help="Sweep file.", metavar="SWEEP.yaml")]
+Address = Annotated[
+    str, typer.Option(help="The cluster's dashboard, like http://127.0.0.1:8265.", envvar="RAY_API_SERVER_ADDRESS")
+]
+SubmissionId = Annotated[str, typer.Argument(help="The job, as `sweep submit` named it.", metavar="ID")]
 ScaleName = Annotated[str | None, typer.Option("--scale", help="One of the file's scales [small].")]
 
 
@@ -72,6 +78,7 @@ def run(
     from accelopt_ray.sweep.budget import within_budget
     from accelopt_ray.sweep.file import load_sweep
     from accelopt_ray.sweep.folder import RunStatus, SweepFolder
+    from accelopt_ray.sweep.submission import outside_working_dir
     from accelopt_ray.sweep.summary import comparison_lines, summary_lines, write_summary
     from accelopt_ray.trajectory.lock import RunLock
 
@@ -80,7 +87,7 @@ def run(
         sweep, slots=slots or sweep.slots, concurrent_runs=concurrent_runs or sweep.concurrent_runs
     )
     _check(sweep)
-    folder = SweepFolder(Path(output).absolute())
+    folder = SweepFolder(outside_working_dir(output))
     folder.claim(sweep)
     lock = RunLock(folder.path)
     lock.acquire()
@@ -114,16 +121,94 @@ def run(
 
 @app.command()
 def status(
-    output: Annotated[Path, typer.Argument(help="The sweep's folder.", metavar="OUTPUT")],
+    sweep: Annotated[
+        str, typer.Argument(help="The sweep's folder, or with --address its job.", metavar="OUTPUT_OR_ID")
+    ],
+    address: Annotated[str | None, typer.Option(help="The cluster's dashboard.")] = None,
 ) -> None:
-    """Show how each run of a sweep stands, from its folder alone."""
+    """Show how each run of a sweep stands, from its folder alone, or how its job does."""
+    if address is not None:
+        from actors.jobs import Jobs
+
+        print(Jobs(address).status(sweep))
+        return
     from accelopt_ray.sweep.folder import SweepFolder
     from accelopt_ray.sweep.summary import summary_lines
 
-    folder = SweepFolder(output)
+    folder = SweepFolder(Path(sweep))
     names = folder.known_runs()
     for line in summary_lines(names, {name: folder.state(name) for name in names}):
         print(line)
+
+
+@app.command()
+def submit(
+    file: File,
+    output: Annotated[str, typer.Option("--output", "-o", help="The sweep's folder on the cluster, absolute.")],
+    address: Address,
+    scale: ScaleName = None,
+    working_dir: Annotated[Path, typer.Option(help="Checkout that travels to the cluster.")] = Path("."),
+    env: Annotated[
+        list[str] | None, typer.Option(help="Variable to hand on; whoever sees the job sees it.", metavar="NAME")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Follow the job's output.")] = True,
+) -> None:
+    """Run a sweep as a job of a cluster. Asked again, it follows the job that is there instead of starting another.
+
+    Exit code 1 if the job ends badly.
+    """
+    import os
+    import shlex
+
+    from accelopt_ray.sweep.file import load_sweep
+    from accelopt_ray.sweep.submission import entrypoint, submission_id
+
+    plan = load_sweep(file, scale)
+    command = entrypoint(file, working_dir, output, plan.scale)
+    handed_on = {}
+    for name in env or []:
+        if name not in os.environ:
+            raise UserError(f"--env {name}: there is no such variable here, set it first")
+        handed_on[name] = os.environ[name]
+    from actors.jobs import Jobs
+
+    jobs = Jobs(address)
+    submission = jobs.submit(submission_id(plan, output), shlex.join(command), working_dir.resolve(), handed_on)
+    verb = "submitted" if submission.new else f"is there already ({submission.status})"
+    print(f"job {submission.submission_id} {verb}")
+    follow_up = f"{submission.submission_id} --address {address}"
+    print(f"follow it with `accelopt-ray sweep logs {follow_up}`, end it with `accelopt-ray sweep stop {follow_up}`")
+    if not wait:
+        return
+    jobs.follow(submission.submission_id)
+    print(f"job {submission.submission_id}: {jobs.status(submission.submission_id)}")
+    if not jobs.succeeded(submission.submission_id):
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    submission: SubmissionId,
+    address: Address,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what a sweep's job has printed."""
+    from actors.jobs import Jobs
+
+    jobs = Jobs(address)
+    if follow:
+        jobs.follow(submission)
+    else:
+        print(jobs.logs(submission), end="")
+
+
+@app.command()
+def stop(submission: SubmissionId, address: Address) -> None:
+    """Stop a sweep's job. What it recorded stays; submitted again, it goes on from there."""
+    from actors.jobs import Jobs
+
+    stopped = Jobs(address).stop(submission)
+    print(f"job {submission} {'is stopping' if stopped else 'had ended already'}")
 
 
 def _check(sweep: Sweep) -> None:

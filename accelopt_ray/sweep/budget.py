@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accelopt_ray.config import RunConfig
+from accelopt_ray.outcome import UserError
 from accelopt_ray.sweep.demand import run_demand
 from accelopt_ray.sweep.estimate import run_usd
 from accelopt_ray.sweep.file import Sweep, SweepRun
@@ -16,7 +17,15 @@ def within_budget(sweep: Sweep) -> tuple[SweepRun, ...]:
 
     A run's part is in proportion to what it is expected to take. A bound of its own that is lower stays. The parts
     depend on the file alone, so a resumed run has the same.
+
+    Raises:
+        UserError: The budget has fewer evaluations than the sweep has runs.
     """
+    if sweep.budget.evaluations is not None and sweep.budget.evaluations < len(sweep.runs):
+        raise UserError(
+            f"the budget of {sweep.budget.evaluations} evaluations is less than one for each of the {len(sweep.runs)} "
+            "runs: raise it, or leave runs out"
+        )
     demands = [run_demand(run.config) for run in sweep.runs]
     usd = [
         run_usd(run.config, demand, sweep.assume.prompt_tokens, sweep.assume.completion_tokens)[0]
@@ -24,9 +33,11 @@ def within_budget(sweep: Sweep) -> tuple[SweepRun, ...]:
     ]
     # Where no model has a price in the table the endpoints may still report costs; then all runs count alike.
     money = _parts(sweep.budget.usd, usd if all(usd) else [1.0] * len(usd))
-    evaluations = _parts(sweep.budget.evaluations, [demand.evaluations for demand in demands])
+    # Each run evaluates its baseline; the rest is shared.
+    rest = None if sweep.budget.evaluations is None else sweep.budget.evaluations - len(sweep.runs)
+    evaluations = _parts(rest, [demand.evaluations for demand in demands])
     return tuple(
-        replace(run, config=_bounded(run.config, part_usd, None if part is None else max(1, int(part))))
+        replace(run, config=_bounded(run.config, part_usd, None if part is None else 1 + int(part)))
         for run, part_usd, part in zip(sweep.runs, money, evaluations, strict=True)
     )
 

@@ -76,7 +76,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert folder.state("a") == state
 
 
-@given(st.floats(0.01, 1e6), st.integers(1, 10**7))
+@given(st.floats(0.01, 1e6), st.integers(3, 10**7))
 def test_the_parts_of_a_budget_add_up_to_no_more(usd: float, evaluations: int) -> None:
     import tempfile
 
@@ -87,9 +87,14 @@ def test_the_parts_of_a_budget_add_up_to_no_more(usd: float, evaluations: int) -
         sweep = _sweep(Path(name), base=base, grid=grid, budget={"usd": usd, "evaluations": evaluations})
     settings = [run.config.search_settings() for run in within_budget(sweep)]
     assert sum(each.max_cost_usd or 0.0 for each in settings) == pytest.approx(usd)
-    assert sum(each.max_evaluations or 0 for each in settings) <= max(evaluations, len(settings))
+    assert sum(each.max_evaluations or 0 for each in settings) <= evaluations
     bounds = [each.max_cost_usd or 0.0 for each in settings]
     assert bounds == sorted(bounds)
+
+
+def test_a_budget_below_one_evaluation_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="less than one for each of the 4 runs"):
+        within_budget(_sweep(tmp_path, budget={"evaluations": 3}))
 
 
 def test_a_lower_bound_of_ones_own_stays_and_the_identity_does_not_depend_on_the_budget(tmp_path: Path) -> None:
