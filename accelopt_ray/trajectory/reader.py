@@ -122,8 +122,9 @@ def _read_part(filesystem: pafs.FileSystem, path: str, schema: pa.Schema) -> pa.
     try:
         with filesystem.open_input_file(path) as stream:
             file = pq.ParquetFile(stream)
-            _refuse_newer(file.schema_arrow, path)
-            present = [name for name in schema.names if name in file.schema_arrow.names]
+            stored = file.schema_arrow  # built anew by each access
+            _refuse_newer(stored, path)
+            present = [name for name in schema.names if name in stored.names]
             return _upgrade(file.read(columns=present, use_threads=False), schema)
     except (OSError, pa.ArrowException) as error:
         return error
@@ -155,6 +156,8 @@ def _refuse_newer(schema: pa.Schema, path: str) -> None:
 
 def _upgrade(part: pa.Table, schema: pa.Schema) -> pa.Table:
     """Brings a part of this or an older version to the current schema; keeps the part's own metadata."""
+    if part.schema.equals(schema):
+        return part
     columns = [
         part[field.name].cast(field.type) if field.name in part.column_names else pa.nulls(len(part), field.type)
         for field in schema
