@@ -55,6 +55,7 @@ class Plan:
         index: Which of the slot's plans it is.
         parent: The candidate it would change, with this iteration's measurement.
         text: The plan; empty if the planner gave none.
+        iteration: The iteration it was made in.
     """
 
     plan_id: str
@@ -62,6 +63,7 @@ class Plan:
     index: int
     parent: Candidate
     text: str
+    iteration: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,9 @@ class SearchContext:
     Attributes:
         baseline_latency_ms: Set once the baseline has been evaluated.
         best: The fastest correct candidate so far.
-        owners: Owner's evaluation id of every content evaluated so far, by canonical hash.
+        owners: Owner's evaluation id of every content evaluated in ended iterations, by canonical hash.
+        claims: Candidate that brought a content first, where that goes by arrival.
+        arrived: Set whenever nothing more will come of an attempt.
         usable_replies: Model replies with text in the present iteration.
         model_calls: Calls finished.
         cost_usd: US dollars spent on them.
@@ -74,6 +76,8 @@ class SearchContext:
     iteration: int = 0
     iterations_without_improvement: int = 0
     owners: dict[str, str] = field(default_factory=dict)
+    claims: dict[str, str] = field(default_factory=dict)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
     usable_replies: int = 0
     model_calls: int = 0
     cost_usd: float = 0.0
@@ -108,7 +112,14 @@ class SearchContext:
         return self._halted
 
     async def ask(
-        self, owner: str, role: str, prompt: Prompt, *, sample_index: int, affinity: str
+        self,
+        owner: str,
+        role: str,
+        prompt: Prompt,
+        *,
+        sample_index: int,
+        affinity: str,
+        iteration: int | None = None,
     ) -> ModelReply | None:
         """Asks a model and keeps the accounts.
 
@@ -118,15 +129,15 @@ class SearchContext:
             prompt: Both messages.
             sample_index: Which sample of this prompt it is.
             affinity: Calls with equal affinity share a prompt prefix.
+            iteration: The iteration that asks; the present one by default, which is a later one for stragglers.
 
         Returns:
             The reply, or None if a budget is used up; a call that is already paid for is answered in any case. An
             executor's or fixer's reply comes with one evaluation reserved, to be used or given back.
         """
         call_id = self.ids.call(owner, role)
-        if not self.services.knows_call(call_id) and (
-            self.halted() is not None or self.services.ended(self.task.name, self.iteration)
-        ):
+        number = self.iteration if iteration is None else iteration
+        if not self.services.knows_call(call_id) and (self.halted() is not None or self._is_closed(number)):
             return None
         if role in ("executor", "fixer"):
             self.evaluations += 1
@@ -139,7 +150,7 @@ class SearchContext:
             seed=stream_seed(self.settings.seed, "call", call_id),
             affinity=affinity,
             task=self.task.name,
-            iteration=self.iteration,
+            iteration=number,
         )
         reply = await self.services.complete(call)
         self.model_calls += 1
@@ -156,8 +167,25 @@ class SearchContext:
             )
         return reply
 
+    def _is_closed(self, iteration: int) -> bool:
+        """Whether an iteration had ended in an earlier session, with nobody left who could still ask in it."""
+        return self.settings.selection_share == 1.0 and self.services.ended(self.task.name, iteration)
+
+    def claim(self, content: str, candidate_id: str) -> None:
+        """Says that a candidate has a content; the first one keeps it, in a resumed search the one on record."""
+        history = self.services.history
+        recorded = history.owners.get(self.ids.content(content))
+        if recorded is not None:
+            self.claims[content] = recorded
+        elif candidate_id not in history.duplicates:
+            self.claims.setdefault(content, candidate_id)
+
     async def evaluate(
-        self, evaluation_id: str, source: KernelSource, stage: CheckStage = CheckStage.WHOLE
+        self,
+        evaluation_id: str,
+        source: KernelSource,
+        stage: CheckStage = CheckStage.WHOLE,
+        iteration: int | None = None,
     ) -> EvaluationResult:
         """Evaluates a kernel; the evaluation has been reserved in :attr:`evaluations` by the caller."""
         return await self.services.evaluate(
@@ -168,7 +196,7 @@ class SearchContext:
                 device=self.settings.device,
                 check=self.settings.check,
                 task_name=self.task.name,
-                iteration=self.iteration,
+                iteration=self.iteration if iteration is None else iteration,
                 stage=stage,
             )
         )
@@ -180,11 +208,11 @@ class SearchContext:
         rest = await self.evaluate(self.ids.rest(attempt.evaluation_id), attempt.source, CheckStage.REST)
         return replace(attempt, result=attempt.result.completed(rest))
 
-    async def store_source(self, source: KernelSource) -> None:
+    async def store_source(self, source: KernelSource, iteration: int = 0) -> None:
         """Records a kernel's text unless it is recorded already."""
         if source.sha256 not in self._stored_sources:
             self._stored_sources.add(source.sha256)
-            await self.record("sources", source_row(self.task.name, self.iteration, source))
+            await self.record("sources", source_row(self.task.name, iteration, source))
 
     async def record(self, table: str, *rows: Row) -> None:
         """Records rows of one table."""

@@ -28,6 +28,10 @@ class History:
             want of budget, stays unasked.
         lost_cost_usd: What calls that never answered are taken to have cost, by task.
         elapsed_s: How long the earlier run has taken.
+        counted: Candidates that each ended iteration's selection counted, by task and iteration, where it did not wait
+            for all.
+        owners: Candidate on record as the owner of an evaluation, by evaluation id.
+        duplicates: Candidates on record as another's copy.
     """
 
     replies: Mapping[str, ModelReply] = field(default_factory=dict)
@@ -36,6 +40,9 @@ class History:
     ended_iterations: Mapping[str, int] = field(default_factory=dict)
     lost_cost_usd: Mapping[str, float] = field(default_factory=dict)
     elapsed_s: float = 0.0
+    counted: Mapping[tuple[str, int], AbstractSet[str]] = field(default_factory=dict)
+    owners: Mapping[str, str] = field(default_factory=dict)
+    duplicates: AbstractSet[str] = frozenset()
 
 
 class RememberingServices:
@@ -57,6 +64,11 @@ class RememberingServices:
     def ended(self, task: str, iteration: int) -> bool:
         """Whether an iteration had ended before, so that nothing new is asked in it."""
         return iteration <= self._history.ended_iterations.get(task, -1)
+
+    def counted(self, task: str, iteration: int) -> frozenset[str] | None:
+        """The candidates that an iteration's selection counted; None if it waits for whom it will."""
+        counted = self._history.counted.get((task, iteration))
+        return None if counted is None else frozenset(counted)
 
     async def complete(self, call: ModelCall) -> ModelReply:
         """Returns the recorded reply, or asks."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,11 +57,6 @@ class IterationResult:
     beam: tuple[Candidate, ...]
     groups: tuple[PlanGroup, ...]
 
-    @property
-    def attempts(self) -> list[Attempt]:
-        """All attempts in the order of their positions."""
-        return [attempt for group in self.groups for attempt in group.attempts]
-
 
 class Iteration:
     """Runs one iteration from a beam."""
@@ -87,20 +83,77 @@ class Iteration:
         self._shown = [item for item in memory if item.shown]
         self._feedback = list(feedback)
         self._ownership = Ownership(context.owners)
+        # Where a selection does not wait for all, nor can the question whose kernel came first.
+        self._by_arrival = context.settings.deduplicate and context.settings.selection_share < 1.0
         self._evaluations: dict[str, asyncio.Future[EvaluationResult]] = {}
         self._measurements: dict[str, asyncio.Future[Candidate]] = {}
         self._unsettled: dict[Position, Attempt] = {}
         self._attempts: dict[Position, Attempt] = {}
         self._plans: dict[tuple[int, int], Plan] = {}
+        self._taken: set[Position] = set()
+        self._final_lanes = 0
+        self.work: asyncio.Future[None]
 
-    async def run(self) -> IterationResult:
-        """Runs to the end of the last evaluation.
+    @property
+    def number(self) -> int:
+        """Which iteration it is."""
+        return self._number
 
-        Returns:
-            Beam and attempts; failures are attempts, too.
+    @property
+    def beam(self) -> tuple[Candidate, ...]:
+        """The beam it started from, with the measurements made in it so far."""
+        return tuple(self._beam)
+
+    @property
+    def final_share(self) -> float:
+        """Share of its planned attempts of which nothing more will come."""
+        settings = self._settings
+        planned = len(self._beam) * settings.plans_per_candidate * settings.attempts_per_plan
+        return self._final_lanes / planned if planned else 1.0
+
+    @property
+    def final_ids(self) -> set[str]:
+        """Candidates whose standing is final."""
+        return {attempt.candidate_id for attempt in self._attempts.values()}
+
+    @property
+    def taken(self) -> bool:
+        """Whether every attempt that is final has been handed out by :meth:`take`."""
+        return self._taken == set(self._attempts)
+
+    def start(self) -> None:
+        """Starts everything; :attr:`work` ends with the last evaluation, or raises what a service raises."""
+        self.work = asyncio.ensure_future(self._run())
+
+    def cancel(self) -> None:
+        """Cancels whatever is under way."""
+        self.work.cancel()
+
+    def take(self, only: AbstractSet[str] | None = None) -> list[PlanGroup]:
+        """Hands out the attempts that have become final since the last time, by plan, in the order of positions.
+
+        Args:
+            only: Candidates to hand out; the others stay for later. None hands out all of them.
         """
+        new = [
+            position
+            for position in sorted(self._attempts)
+            if position not in self._taken and (only is None or self._attempts[position].candidate_id in only)
+        ]
+        first = not self._taken
+        self._taken.update(new)
+        attempts = [self._attempts[position] for position in new]
+        groups = [
+            PlanGroup(plan, tuple(attempt for attempt in attempts if attempt.plan.plan_id == plan.plan_id))
+            for _, plan in sorted(self._plans.items())
+        ]
+        # A plan whose attempts are all out already, or yet to come, stands for nothing this time.
+        complete = self.work.done() and first
+        return [group for group in groups if group.attempts or complete]
+
+    async def _run(self) -> None:
         try:
-            beam = await all_or_cancel(*(self._slot(slot, candidate) for slot, candidate in enumerate(self._beam)))
+            await all_or_cancel(*(self._slot(slot, candidate) for slot, candidate in enumerate(self._beam)))
         finally:
             shared: list[asyncio.Future[Any]] = [*self._evaluations.values(), *self._measurements.values()]
             for future in shared:
@@ -110,23 +163,15 @@ class Iteration:
             attempt = self._attempts[position]
             if attempt.source is not None and attempt.result.outcome is not EvaluationOutcome.DUPLICATE:
                 self._context.owners.setdefault(attempt.source.canonical_sha256, attempt.evaluation_id)
-        return IterationResult(tuple(beam), tuple(self._groups()))
 
-    def _groups(self) -> list[PlanGroup]:
-        attempts = [self._attempts[position] for position in sorted(self._attempts)]
-        return [
-            PlanGroup(plan, tuple(attempt for attempt in attempts if attempt.plan.plan_id == plan.plan_id))
-            for _, plan in sorted(self._plans.items())
-        ]
-
-    async def _slot(self, slot: int, candidate: Candidate) -> Candidate:
+    async def _slot(self, slot: int, candidate: Candidate) -> None:
         parent = await self._measured_again(slot, candidate)
+        self._beam[slot] = parent
         samples = self._settings.plans_per_candidate
         tried = self._context.plan_book.tried_from(parent.source.canonical_sha256)
         gate = PlanGate(tried, samples, self._settings.plan_similarity) if self._settings.plan_resamples else None
         prompt = self._planner_prompt(slot, parent, tried)
         await all_or_cancel(*(self._plan(slot, index, parent, prompt, gate) for index in range(samples)))
-        return parent
 
     async def _measured_again(self, slot: int, candidate: Candidate) -> Candidate:
         """Measures a beam member again, once even if it fills several slots."""
@@ -142,7 +187,8 @@ class Iteration:
     async def _measure(self, slot: int, candidate: Candidate) -> Candidate:
         context = self._context
         context.evaluations += 1
-        result = await context.evaluate(context.ids.remeasurement(self._number, slot), candidate.source)
+        evaluation_id = context.ids.remeasurement(self._number, slot)
+        result = await context.evaluate(evaluation_id, candidate.source, iteration=self._number)
         row = measurement_row(context.task.name, self._number, candidate, result, context.baseline_latency_ms)
         await context.record("evaluations", row)
         if not is_valid(result):
@@ -173,9 +219,7 @@ class Iteration:
         lanes = [self._lane(slot, index, attempt) for attempt in range(self._settings.attempts_per_plan)]
         plan = await self._sampled(slot, index, parent, prompt, gate)
         if plan is None:
-            for lane in lanes:
-                self._ownership.close(lane)
-            await self._settle()
+            await self._finish(lanes)
             return
         self._plans[(slot, index)] = plan
         context.progress("planned", plan_id=plan.plan_id, parent_candidate_id=parent.candidate_id)
@@ -200,12 +244,14 @@ class Iteration:
             plan_id = context.ids.plan(self._number, slot, index, resample)
             sample = index + resample * settings.plans_per_candidate
             affinity = context.ids.slot(self._number, slot)
-            reply = await context.ask(plan_id, "planner", prompt, sample_index=sample, affinity=affinity)
+            reply = await context.ask(
+                plan_id, "planner", prompt, sample_index=sample, affinity=affinity, iteration=self._number
+            )
             text = reply.reply_text.strip() if reply is not None and has_text(reply) else None
             repeated = await gate.judge(resample, index, plan_id, text) if gate is not None else None
             if reply is None or text is None:
                 return None
-            plan = Plan(plan_id, slot, index, parent, text)
+            plan = Plan(plan_id, slot, index, parent, text, self._number)
             item_ids = [item.item_id for item in self._shown]
             row = plan_row(context.task.name, self._number, plan, reply.call_id, item_ids, repeated)
             await context.record("plans", row)
@@ -217,7 +263,9 @@ class Iteration:
         """Has a plan carried out, and repaired where that is wanted and fails."""
         context = self._context
         owner = context.ids.attempt(self._number, plan.slot, plan.index, index)
-        reply = await context.ask(owner, "executor", prompt, sample_index=index, affinity=plan.plan_id)
+        reply = await context.ask(
+            owner, "executor", prompt, sample_index=index, affinity=plan.plan_id, iteration=self._number
+        )
         fix = 0
         while reply is not None:
             last = fix == self._settings.fix_attempts
@@ -227,9 +275,18 @@ class Iteration:
             fix += 1
             owner = context.ids.attempt(self._number, plan.slot, plan.index, index, fix)
             repair = self._fixer_prompt(plan, attempt)
-            reply = await context.ask(owner, "fixer", repair, sample_index=fix - 1, affinity=plan.plan_id)
-        self._ownership.close(lane)
+            reply = await context.ask(
+                owner, "fixer", repair, sample_index=fix - 1, affinity=plan.plan_id, iteration=self._number
+            )
+        await self._finish([lane])
+
+    async def _finish(self, lanes: Sequence[int]) -> None:
+        """Says that nothing more will come from some lanes."""
+        for lane in lanes:
+            self._ownership.close(lane)
         await self._settle()
+        self._final_lanes += len(lanes)
+        self._context.arrived.set()
 
     def _fixer_prompt(self, plan: Plan, attempt: Attempt) -> Prompt:
         context = self._context
@@ -254,8 +311,10 @@ class Iteration:
             source, result = None, _no_code(candidate_id, reply, str(extraction.reason), extraction.detail)
         else:
             source = KernelSource.of(extraction.code)
-            await context.store_source(source)
+            await context.store_source(source, self._number)
             self._ownership.claim(position, source.canonical_sha256)
+            if self._by_arrival:
+                context.claim(source.canonical_sha256, candidate_id)
         if last:
             # Known before the evaluation is: later copies of this kernel can be told for what they are meanwhile.
             self._ownership.close(lane)
@@ -272,15 +331,18 @@ class Iteration:
         context = self._context
         stage = CheckStage.FIRST if self._settings.staged_check else CheckStage.WHOLE
         if not self._settings.deduplicate:
-            return await context.evaluate(candidate_id, source, stage)
+            return await context.evaluate(candidate_id, source, stage, self._number)
         content = source.canonical_sha256
-        if content in context.owners:
+        if content in context.owners and not (self._by_arrival and context.claims.get(content) == candidate_id):
             context.evaluations -= 1
             return _duplicate(candidate_id, context.owners[content])
+        if self._by_arrival and context.claims.get(content) != candidate_id:
+            context.evaluations -= 1
+            return _duplicate(candidate_id, context.ids.content(content))
         if content in self._evaluations:
             context.evaluations -= 1
         else:
-            job = context.evaluate(context.ids.content(content), source, stage)
+            job = context.evaluate(context.ids.content(content), source, stage, self._number)
             self._evaluations[content] = asyncio.ensure_future(job)
         return await asyncio.shield(self._evaluations[content])
 
@@ -290,7 +352,7 @@ class Iteration:
         ready = [
             position
             for position in sorted(self._unsettled)
-            if not self._settings.deduplicate or self._ownership.settled(position)
+            if self._by_arrival or not self._settings.deduplicate or self._ownership.settled(position)
         ]
         attempts = [self._settled(position, self._unsettled.pop(position)) for position in ready]
         for position, attempt in zip(ready, attempts, strict=True):
@@ -304,6 +366,9 @@ class Iteration:
         if attempt.source is None or not self._settings.deduplicate:
             return attempt
         content = attempt.source.canonical_sha256
+        if self._by_arrival:
+            duplicate = attempt.result.outcome is EvaluationOutcome.DUPLICATE
+            return attempt if duplicate else replace(attempt, evaluation_id=self._context.ids.content(content))
         evaluation_id = self._context.owners.get(content) or self._context.ids.content(content)
         if self._ownership.owner(content) == position:
             return replace(attempt, evaluation_id=evaluation_id)
@@ -316,7 +381,7 @@ class Iteration:
 
 async def record_attempt(context: SearchContext, attempt: Attempt) -> None:
     """Records an attempt whose result is final and tells whoever watches."""
-    row = attempt_row(context.task.name, context.iteration, attempt, context.baseline_latency_ms)
+    row = attempt_row(context.task.name, attempt.plan.iteration, attempt, context.baseline_latency_ms)
     await context.record("evaluations", row)
     context.progress(
         "evaluated",

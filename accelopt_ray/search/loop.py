@@ -37,6 +37,7 @@ from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.search.iteration import Iteration, IterationResult
 from accelopt_ray.search.lessons import learn
 from accelopt_ray.search.memory import ExperienceItem, ExperienceStore, LocalStore
+from accelopt_ray.search.pipeline import Pipeline
 from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
 from accelopt_ray.search.selection import choose
 from accelopt_ray.search.services import Services
@@ -149,6 +150,7 @@ class _Search:
     def __init__(self, context: SearchContext, turns: Turns | None) -> None:
         self._context = context
         self._turns = turns
+        self._pipeline = Pipeline(context)
         self._settings = context.settings
         self._beam: list[Candidate] = []
         self._memory: list[ExperienceItem] = []
@@ -161,6 +163,7 @@ class _Search:
         try:
             return await self._run()
         finally:
+            await self._pipeline.close()
             if self._turns is not None:
                 self._turns.ended(self._context.task.name, self._standing())
 
@@ -181,14 +184,17 @@ class _Search:
         for iteration in range(1, settings.iterations + 1):
             reason_to_stop = first_reason(context.stoppers, context.state()) or await self._refused_turn()
             if reason_to_stop is not None:
+                await self._count_stragglers()
                 return self._result(SearchStatus.STOPPED, reason_to_stop, baseline)
             context.iteration = iteration
             await self._iterate()
             self._ended_iterations = iteration
             halted = context.halted()
             if halted is not None:
+                await self._count_stragglers()
                 return self._result(SearchStatus.STOPPED, halted, baseline)
             if self._silent_iterations >= _SILENT_ITERATIONS:
+                await self._count_stragglers()
                 reason = f"no model has given a usable reply in {_SILENT_ITERATIONS} iterations"
                 return self._result(SearchStatus.NO_MODEL_REPLY, reason, baseline)
         return self._result(SearchStatus.COMPLETED, "", baseline)
@@ -242,7 +248,8 @@ class _Search:
             memory_items=sum(item.shown for item in self._memory),
         )
         shown_feedback = self._recent[-settings.feedback_attempts :] if settings.feedback_attempts else []
-        outcome = await Iteration(context, self._beam, self._memory, shown_feedback).run()
+        iteration = Iteration(context, self._beam, self._memory, shown_feedback)
+        outcome = await self._pipeline.run(iteration, last=context.iteration == settings.iterations)
         self._note_silence(outcome)
         previous = outcome.beam
         chosen = await choose(context, previous, outcome.groups)
@@ -253,8 +260,17 @@ class _Search:
         self._note_best(chosen.best)
         if settings.use_memory:
             self._memory = await learn(context, self._memory, chosen.pairs)
-        await self._record_selection(started_at, previous, str(settings.selection_rule))
+        counted = chosen.attempts if settings.selection_share < 1.0 else None
+        await self._record_selection(started_at, previous, str(settings.selection_rule), counted)
         self._report(chosen.attempts)
+
+    async def _count_stragglers(self) -> None:
+        """Lets what is still under way at an early end count for the best kernel; no further beam is chosen."""
+        groups = await self._pipeline.drain()
+        if groups:
+            chosen = await choose(self._context, self._beam, groups)
+            if chosen.best is not None and chosen.best is not self._context.best:
+                self._set_best(chosen.best)
 
     def _with_pins(self, beam: list[Candidate]) -> list[Candidate]:
         """Adds the candidates that are pinned to the next iteration and not in the beam by themselves."""
@@ -297,7 +313,13 @@ class _Search:
             simulated=best.result.simulated,
         )
 
-    async def _record_selection(self, started_at: datetime, previous: Sequence[Candidate], rule: str) -> None:
+    async def _record_selection(
+        self,
+        started_at: datetime,
+        previous: Sequence[Candidate],
+        rule: str,
+        counted: Sequence[Attempt] | None = None,
+    ) -> None:
         """Records the next beam and, last of all its rows, that the iteration has ended."""
         context, name = self._context, self._context.task.name
         stand_ins = {candidate.candidate_id for candidate in previous} if rule == SelectionRule.PUBLISHED else set()
@@ -313,7 +335,8 @@ class _Search:
             for rank, candidate in enumerate(self._beam)
         ]
         await context.record("selections", *rows)
-        await context.record("iterations", iteration_row(name, context.iteration, started_at, now(), self._beam))
+        row = iteration_row(name, context.iteration, started_at, now(), self._beam, counted)
+        await context.record("iterations", row)
 
     def _report(self, attempts: Sequence[Attempt]) -> None:
         context = self._context

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from accelopt_ray.evaluation.records import EvaluationResult
-from accelopt_ray.outcome import CallOutcome, UserError
+from accelopt_ray.outcome import CallOutcome, EvaluationOutcome, UserError
 from accelopt_ray.search.history import History
 from accelopt_ray.search.rows import row_key
 from accelopt_ray.search.services import ModelReply
@@ -89,7 +89,10 @@ def restore(output: Path, run_id: str) -> Restored:
     root = output / "trajectory"
     remove_leftovers(root, run_id)
     ended: dict[str, int] = {}
-    for row in _rows(output, run_id, "iterations", ("task", "iteration")):
+    counted: dict[tuple[str, int], frozenset[str]] = {}
+    for row in _rows(output, run_id, "iterations", ("task", "iteration", "counted_candidate_ids")):
+        if row["counted_candidate_ids"] is not None:
+            counted[row["task"], row["iteration"]] = frozenset(row["counted_candidate_ids"])
         ended[row["task"]] = max(row["iteration"], ended.get(row["task"], -1))
     calls = _rows(output, run_id, "llm_calls", ("task", "iteration", "role", "asking", "started_at", *_REPLY_COLUMNS))
     final = last_askings(calls)
@@ -106,6 +109,8 @@ def restore(output: Path, run_id: str) -> Restored:
     askings: Counter[str] = Counter()
     for call_id, asking in map(_asking, [*calls, *starts]):
         askings[call_id] = max(askings[call_id], asking + 1)
+    evaluated = _rows(output, run_id, "evaluations", ("evaluation_id", "candidate_id", "outcome"))
+    duplicate = str(EvaluationOutcome.DUPLICATE)
     history = History(
         replies={str(row["call_id"]): _reply(row) for row in final if row["call_id"] not in again_ids},
         evaluations={row["evaluation_id"]: EvaluationResult.from_json(row["result_json"]) for row in results},
@@ -116,6 +121,9 @@ def restore(output: Path, run_id: str) -> Restored:
         ),
         ended_iterations=ended,
         lost_cost_usd=lost_cost,
+        counted=counted,
+        owners={row["evaluation_id"]: row["candidate_id"] for row in evaluated if row["outcome"] != duplicate},
+        duplicates=frozenset(row["candidate_id"] for row in evaluated if row["outcome"] == duplicate),
         elapsed_s=_elapsed_s(
             output, run_id, [row["started_at"] for row in calls] + [row["ended_at"] for row in results]
         ),

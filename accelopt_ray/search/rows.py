@@ -77,15 +77,21 @@ def result_row(job: EvaluationJob, result: EvaluationResult) -> dict[str, object
 
 
 def iteration_row(
-    task: str, iteration: int, started_at: datetime, ended_at: datetime, beam: Sequence[Candidate]
+    task: str,
+    iteration: int,
+    started_at: datetime,
+    ended_at: datetime,
+    beam: Sequence[Candidate],
+    counted: Sequence[Attempt] | None = None,
 ) -> dict[str, object]:
-    """An ended iteration and the beam it hands on."""
+    """An ended iteration, the beam it hands on and, where it did not wait for all, the attempts it counted."""
     return {
         "task": task,
         "iteration": iteration,
         "started_at": started_at,
         "ended_at": ended_at,
         "beam_candidate_ids": [candidate.candidate_id for candidate in beam],
+        "counted_candidate_ids": None if counted is None else [attempt.candidate_id for attempt in counted],
     }
 
 

@@ -44,6 +44,8 @@ class SearchSettings:
             the beam or the memory or become the best; beam, memory and best are the same without.
         device: Device that measures.
         selection_rule: How the next beam is chosen.
+        selection_share: Share of an iteration's attempts that have to be final before the next beam is chosen (q);
+            below 1 the outcome depends on who arrives in time.
         memory_rule: How old experience items make room.
         use_memory: Whether rewrites are summarised and shown to the planner.
         deduplicate: Whether a kernel equal to an earlier one in canonical form is answered without evaluation.
@@ -80,6 +82,7 @@ class SearchSettings:
     staged_check: bool = True
     device: str = "sim-trn1"
     selection_rule: SelectionRule = SelectionRule.PAPER
+    selection_share: float = 1.0
     memory_rule: MemoryRule = MemoryRule.PAPER
     use_memory: bool = True
     deduplicate: bool = True
@@ -125,6 +128,7 @@ class SearchSettings:
         for name in ("positive_threshold", "negative_threshold"):
             _check_number(name, getattr(self, name), 1.0, 1000.0)
         _check_number("plan_similarity", self.plan_similarity, 0.0, 1.0)
+        _check_number("selection_share", self.selection_share, 0.01, 1.0)
         for name, high_number in (("target_percent_of_peak", 100.0), ("max_cost_usd", 1e9), ("max_wall_s", 1e9)):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 0.0, high_number)

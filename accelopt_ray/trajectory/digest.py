@@ -1,8 +1,9 @@
 """When two trajectories are the same: a hash over the columns that follow from the search alone.
 
-Left out are times and durations, money and token counts of the calls, who evaluated, and error texts (of two copies of
-one kernel the one that arrives first is evaluated, and its text may name that copy's variables). A call that was asked
-several times counts with its last reply; calls that were lost do not count.
+Left out are times and durations, money and token counts of the calls, who evaluated, whether a store of earlier
+evaluations answered, and error texts (of two copies of one kernel the one that arrives first is evaluated, and its text
+may name that copy's variables). A call that was asked several times counts with its last reply; calls that were lost
+do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from accelopt_ray.trajectory.reader import read_table
 
 DIGEST_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "iterations": ("task", "iteration", "beam_candidate_ids"),
+        "iterations": ("task", "iteration", "beam_candidate_ids", "counted_candidate_ids"),
         "llm_calls": (
             "task",
             "iteration",

@@ -133,6 +133,7 @@ _ALL = (
             ("started_at", _TIMESTAMP, "when its first call was made"),
             ("ended_at", _TIMESTAMP, "when its last evaluation was final"),
             ("beam_candidate_ids", _TEXTS, "candidates carried into the next iteration, best first"),
+            ("counted_candidate_ids", _TEXTS, "who was counted at its selection; null where it waited for all"),
         ],
     ),
     _table(
