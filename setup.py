@@ -39,7 +39,7 @@ EXTRAS = {
     # From AWS's package index (--extra-index-url https://pip.repos.neuron.amazonaws.com): the general index carries
     # empty placeholders below version 2, which the lower bounds keep out.
     "neuron": ["neuronx-cc>=2", "torch-neuronx>=2"],
-    "analysis": ["matplotlib>=3.9"],
+    "analysis": ["matplotlib>=3.10"],
     "dev": [
         "pytest>=8",
         "pytest-timeout>=2.3",
