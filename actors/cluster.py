@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
@@ -16,6 +19,8 @@ from accelopt_ray.outcome import UserError
 
 NEURON_RESOURCE = "neuron_cores"
 """Ray's name for NeuronCores; an actor that takes one is given NEURON_RT_VISIBLE_CORES."""
+
+_LAST_CLUSTER = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
 
 _OBJECT_STORE_BYTES = 200 << 20
 """Kernels and results are small; tensors travel as files. Ray's default would reserve 30 % of the memory."""
@@ -69,6 +74,42 @@ def connected(cpus: int | None = None) -> Iterator[Cluster]:
         )
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Connects to a cluster that is running: the one that RAY_ADDRESS names, or this machine's.
+
+    Raises:
+        UserError: None is.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    address = os.environ.get("RAY_ADDRESS") or _last_local_address()
+    try:
+        with _ray_signals_translated():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
+        yield
+    except ConnectionError:
+        raise UserError(f"no Ray cluster answers at {address}: set RAY_ADDRESS to the head of one that runs") from None
+    finally:
+        ray.shutdown()
+
+
+def _last_local_address() -> str:
+    """Address of the cluster that was started last on this machine, if it still listens.
+
+    Ray notes it in a file that outlives the cluster, and would wait most of a minute for one that is gone.
+    """
+    try:
+        address = _LAST_CLUSTER.read_text(encoding="ascii").strip()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host, int(port)), timeout=2.0).close()
+    except (OSError, ValueError):
+        raise UserError(
+            "no Ray cluster is running on this machine: set RAY_ADDRESS to the head of the one to look at"
+        ) from None
+    return address
 
 
 def _start_local(cpus: int | None) -> None:

@@ -26,7 +26,8 @@ from accelopt_ray.version import code_version
 from actors.events import Event, EventLog
 from actors.memory import RemoteStore
 from actors.models import ModelHosts, bring_up
-from actors.pool import Pool
+from actors.pool import Pool, ProfilerPool
+from actors.pool_state import PoolStatus
 from actors.services import RayServices, Rows
 
 if TYPE_CHECKING:
@@ -180,6 +181,10 @@ class SearchDriver:
     async def events(self, position: int, wait_s: float) -> list[Event]:
         """Returns the events from a position on; waits a while for the first of them."""
         return await self._events.after(position, wait_s)
+
+    async def pool_status(self) -> PoolStatus | None:
+        """What the run's own pool is doing; None for a run that evaluates on a shared one."""
+        return self._pool.status() if isinstance(self._pool, ProfilerPool) else None
 
     async def stop(self) -> dict[str, Tally]:
         """Ends the run early, makes everything recorded durable and returns where each task stands."""

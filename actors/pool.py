@@ -148,6 +148,7 @@ class ProfilerPool:
                 if killed == MAX_WORKERS_KILLED:
                     break
                 continue
+            self._slots[slot].evaluated += 1
             result = replace(result, queue_s=dispatched - arrived)
             self._note(result, job, time.monotonic() - dispatched)
             return result

@@ -19,6 +19,7 @@ from actors.driver import Edits, Outcome, SearchDriver
 from actors.events import Event
 from actors.memory import Memory
 from actors.pool import Pool, ProfilerPool
+from actors.pools import findable
 from actors.profiler import EvaluatorFactory, device_evaluator, start_profiler
 from actors.recorder import Recorder
 
@@ -120,7 +121,9 @@ def start_run(
     settings = config.search_settings()
     memory = ray.remote(Memory).options(**beside_us).remote(settings.memory_rule, settings.memory_capacity)
     driver: Any = (
-        ray.remote(SearchDriver).options(**beside_us).remote(config, run_id, recorder, memory, make_pool, edits)
+        ray.remote(SearchDriver)
+        .options(**beside_us, **findable(run_id))
+        .remote(config, run_id, recorder, memory, make_pool, edits)
     )
     return Run(driver, recorder, driver.run.remote())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +18,7 @@ from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import UserError
 from actors.pool import ProfilerPool
 from actors.pool_state import PoolStatistics, PoolStatus
+from actors.pools import findable
 from actors.profiler import DeviceEvaluator, EvaluatorFactory, device_evaluator, start_profiler
 
 _CONCURRENT_CALLS = 100_000
@@ -118,6 +120,7 @@ def start_pool(devices: Sequence[str], slots: int, make_evaluator: EvaluatorFact
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
+    options |= findable(f"shared-{uuid.uuid4().hex[:8]}")
     return (
         ray.remote(PoolHost).options(**options).remote(make_evaluator or AnyDeviceEvaluator, "neuron" in devices, slots)
     )

@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from accelopt_ray.cli import cluster, sweep
+from accelopt_ray.cli import cluster, pool, sweep
 from accelopt_ray.cli.bench import bench
 from accelopt_ray.cli.compact import compact
 from accelopt_ray.cli.compare import compare
@@ -55,6 +55,7 @@ app.command()(doctor)
 app.command("serve-rewriter")(serve_rewriter)
 app.command("new-task")(new_task)
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(pool.app, name="pool")
 app.add_typer(sweep.app, name="sweep")
 
 
