@@ -164,3 +164,18 @@ def _colours(path: Path) -> int:
     from matplotlib.image import imread
 
     return len({tuple(pixel) for pixel in imread(path)[::4, ::4, :3].reshape(-1, 3).round(2).tolist()})
+
+
+def test_the_configuration_it_shows_is_one_that_a_run_takes(tmp_path: Path):
+    import html as markup
+
+    from accelopt_ray.config import load_config
+
+    writer = TrajectoryWriter(tmp_path / "trajectory", "r")
+    before = load_config(None, {"task": "silu", "seed": 7, "output": str(tmp_path), "search": {"beam_width": 5}})
+    writer.write("runs", [{"seed": 7, "config_json": before.to_json()}])
+    writer.write("evaluations", [{"task": "silu", "iteration": 0, "evaluation_id": "e", "candidate_id": "c"}])
+    shown = re.search(r"<summary>config.yaml</summary><pre>(.*?)</pre>", report_html(load(tmp_path)), re.DOTALL)
+    assert shown is not None
+    (tmp_path / "config.yaml").write_text(markup.unescape(shown[1]))
+    assert load_config(tmp_path / "config.yaml", {}) == before
