@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.agents.prices import PriceTable, load_prices
+from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.model_config import Endpoint, Hosted, PriceList, Section, TokenPrices, filled
 from accelopt_ray.outcome import UserError
@@ -69,6 +70,8 @@ class RunConfig(Section):
             are presets.
         hosting: How they run: ``serve`` on Ray Serve, scaling with the requests, or ``process`` as ``vllm serve``.
         prices: Price table instead of the package's; a resolved configuration holds the table it used.
+        prompts: Folder whose files replace the package's prompts of the same name.
+        prompt_generation: Which of the package's sets of prompts is used: one for each generation of the toolchain.
         replay: Folder of a run whose recorded replies answer every call, in place of any model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
@@ -88,6 +91,8 @@ class RunConfig(Section):
     hosted: dict[str, Hosted] = Field(default_factory=dict)
     hosting: Literal["serve", "process"] = "serve"
     prices: PriceList | None = None
+    prompts: Path | None = None
+    prompt_generation: str = "generation_a"
     replay: Path | None = None
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)
@@ -193,6 +198,14 @@ class RunConfig(Section):
         """
         used = {each.hosted for role in ROLES for each in self.endpoints(role) if each.hosted is not None}
         return [self.hosted.get(name, Hosted()).model(name) for name in sorted(used)]
+
+    def prompt_library(self) -> PromptLibrary:
+        """The run's prompts.
+
+        Raises:
+            UserError: A folder does not exist or a file does not parse.
+        """
+        return PromptLibrary(self.prompts, self.prompt_generation)
 
     def price_table(self) -> PriceTable:
         """What tokens cost in this run."""

@@ -228,6 +228,7 @@ class SearchDriver:
         from accelopt_ray.search.history import History
         from accelopt_ray.search.loop import run_search
 
+        prompts = self._config.prompt_library()
         settings = self._config.settings_of_each(len(self._tasks))
         total = self._config.search_settings().max_evaluations
         turns = None
@@ -239,6 +240,7 @@ class SearchDriver:
                     settings,
                     task,
                     services,
+                    prompts=prompts,
                     task_ref=TaskRef(task.location, tuple(self._config.shape_of(name).items())),
                     memory=RemoteStore(self._memory, name),
                     history=past.history if past is not None else History(),

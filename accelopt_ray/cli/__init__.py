@@ -10,10 +10,11 @@ import sys
 
 import typer
 
-from accelopt_ray.cli import cluster, pool, sweep
+from accelopt_ray.cli import cluster, pool, prompts, sweep
 from accelopt_ray.cli.bench import bench
 from accelopt_ray.cli.compact import compact
 from accelopt_ray.cli.compare import compare
+from accelopt_ray.cli.cost import cost
 from accelopt_ray.cli.doctor import doctor
 from accelopt_ray.cli.export import export
 from accelopt_ray.cli.fidelity import calibrate, fidelity
@@ -49,6 +50,7 @@ app.command()(calibrate)
 app.command()(report)
 app.command()(watch)
 app.command()(compare)
+app.command()(cost)
 app.command()(export)
 app.command()(compact)
 app.command()(doctor)
@@ -56,6 +58,7 @@ app.command("serve-rewriter")(serve_rewriter)
 app.command("new-task")(new_task)
 app.add_typer(cluster.app, name="cluster")
 app.add_typer(pool.app, name="pool")
+app.add_typer(prompts.app, name="prompts")
 app.add_typer(sweep.app, name="sweep")
 
 

@@ -66,6 +66,7 @@ def optimize(
         int | None, typer.Option("--fix-attempts", "-F", help="Repairs asked for of a kernel that fails.")
     ] = None,
     prices: Annotated[Path | None, typer.Option(help="Price table in place of the package's.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Folder with prompts in place of the package's.")] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Answer every call from this run's recorded replies.", metavar="RUN")
     ] = None,
@@ -105,6 +106,7 @@ def optimize(
         },
         "models": _models(endpoint, model, api_key_env),
         "prices": None if prices is None else str(prices),
+        "prompts": None if prompts is None else str(prompts.absolute()),
         "replay": None if replay is None else str(replay.absolute()),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,
@@ -194,6 +196,7 @@ def check_device_and_models(config: RunConfig) -> None:
     from accelopt_ray.devices.registry import get_device
 
     get_device(config.device)
+    config.prompt_library()
     if config.replay is not None:
         from accelopt_ray.agents.replay import replay_client
 
