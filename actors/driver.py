@@ -19,6 +19,7 @@ from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.config import ROLES, RunConfig
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.records import TaskRef
+from accelopt_ray.outcome import UserError
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.tally import Tally, best_kernel_file
 from accelopt_ray.trajectory import read_table
@@ -227,6 +228,7 @@ class SearchDriver:
         from accelopt_ray.search.context import all_or_cancel
         from accelopt_ray.search.history import History
         from accelopt_ray.search.loop import run_search
+        from accelopt_ray.search.transfer import read_lessons
 
         prompts = self._config.prompt_library()
         settings = self._config.settings_of_each(len(self._tasks))
@@ -234,6 +236,7 @@ class SearchDriver:
         turns = None
         if self._config.allocate == "adaptive" and total is not None and len(self._tasks) > 1:
             turns = AdaptiveTurns(list(self._tasks), total)
+        lessons = read_lessons(self._config.output)
         results = await all_or_cancel(
             *(
                 run_search(
@@ -246,6 +249,7 @@ class SearchDriver:
                     history=past.history if past is not None else History(),
                     stoppers=[Allowance(turns, name)] if turns is not None else [],
                     turns=turns,
+                    lessons=lessons,
                 )
                 for name, task in self._tasks.items()
             )
@@ -350,9 +354,12 @@ class SearchDriver:
         self._events.append(Event("hosting", {"message": message}))
 
     def _fingerprint_json(self) -> str:
-        device = get_device(self._config.device)
+        try:
+            device = get_device(self._config.device).fingerprint()
+        except UserError:
+            device = {}  # The driver's machine need not have it; each evaluation carries its own machine's.
         machine = {"python": platform.python_version(), "platform": platform.platform(), "host": platform.node()}
-        return json.dumps({**device.fingerprint(), **machine}, sort_keys=True)
+        return json.dumps({**device, **machine}, sort_keys=True)
 
     def _recorded(self, table: str, rows: Rows) -> None:
         before = {name: tally.best for name, tally in self._tallies.items()}
