@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from accelopt_ray.nki_sim.cost.confidence import can_tell_apart
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.trajectory.writer import text_sha256
 
@@ -22,6 +23,7 @@ class Kernel:
     simulated: bool
     check: str
     source_sha256: str
+    prediction_confidence: float | None = None
 
 
 @dataclass
@@ -62,6 +64,15 @@ class Tally:
         return self.baseline.latency_ms / self.best.latency_ms
 
     @property
+    def predicted_to_differ(self) -> bool:
+        """False where baseline and best are predictions that lie closer together than the model can tell apart."""
+        kernels = [kernel for kernel in (self.baseline, self.best) if kernel is not None]
+        widths = [kernel.prediction_confidence for kernel in kernels if kernel.prediction_confidence is not None]
+        if len(kernels) < 2 or not widths:
+            return True
+        return can_tell_apart(kernels[0].latency_ms, kernels[1].latency_ms, max(widths))
+
+    @property
     def best_source(self) -> str | None:
         """Text of the best kernel, once it was recorded."""
         return None if self.best is None else self._sources.get(self.best.source_sha256)
@@ -89,7 +100,7 @@ class Tally:
         latency = row.get("latency_ms")
         if row["outcome"] != EvaluationOutcome.CORRECT or not isinstance(latency, (int, float)):
             return
-        percent = row.get("percent_of_peak")
+        percent, confidence = row.get("percent_of_peak"), row.get("prediction_confidence")
         kernel = Kernel(
             candidate_id=str(row["candidate_id"]),
             iteration=_integer(row["iteration"]),
@@ -99,6 +110,7 @@ class Tally:
             simulated=bool(row.get("simulated")),
             check=str(row.get("check") or ""),
             source_sha256=str(row.get("source_sha256") or ""),
+            prediction_confidence=float(confidence) if isinstance(confidence, (int, float)) else None,
         )
         if self.baseline is None and kernel.iteration == 0:
             self.baseline = kernel

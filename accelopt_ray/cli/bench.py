@@ -26,7 +26,7 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate the baselines: outcome, latency, percent of peak, and their geometric mean."""
-    from accelopt_ray.devices.registry import get_device
+    from accelopt_ray.devices.registry import get_device, latency_kind
     from accelopt_ray.verify.references import ReferenceCache
     from accelopt_ray.verify.registry import get_check
 
@@ -49,7 +49,7 @@ def bench(
         record = {"device": device, "check": check, "tasks": rows, "geometric_mean_percent_of_peak": mean}
         print(json.dumps(record, indent=2))
     elif mean is not None:
-        kind = "simulated" if simulated else "measured"
+        kind = latency_kind(device, simulated)
         print(f"geometric mean of percent of peak: {mean:.2f} % ({kind} on {device})")
     if any(row["outcome"] != "correct" for row in rows):
         raise typer.Exit(1)

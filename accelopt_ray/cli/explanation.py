@@ -79,12 +79,13 @@ def write_schedule(job: EvaluationJob, path: Path) -> None:
     """
     from accelopt_ray.devices.protocol import Failure, KernelRequest, TensorSpec
     from accelopt_ray.devices.registry import get_device
+    from accelopt_ray.devices.simulator import SimulatorDevice
     from accelopt_ray.nki_sim import serialize
     from accelopt_ray.nki_sim.cost.trace import write_trace
     from nkibench.task import load_task
 
     device = get_device(job.device)
-    if not device.predicts_latency:
+    if not isinstance(device, SimulatorDevice):
         raise UserError(f"{device.name} predicts no schedule: give --trace with a simulated device")
     task = load_task(job.task.location, dict(job.task.parameters))
     inputs = tuple(TensorSpec(*spec) if isinstance(spec, tuple) else spec for spec in task.input_specs())
@@ -92,6 +93,6 @@ def write_schedule(job: EvaluationJob, path: Path) -> None:
     if isinstance(artifact, Failure):
         raise UserError(f"no trace: the kernel ends with {artifact.outcome}; mend it first")
     try:
-        write_trace(serialize.loads(artifact.payload), path, device.hardware)
+        write_trace(serialize.loads(artifact.payload), path, device.cost_target)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}): choose another file with --trace") from None

@@ -114,7 +114,9 @@ def _print_explanation(result: EvaluationResult, source: str) -> None:
 
 
 def _print(result: EvaluationResult) -> None:
-    kind = "simulated" if result.simulated else "measured"
+    from accelopt_ray.devices.registry import latency_kind
+
+    kind = latency_kind(result.device, result.simulated)
     print(f"outcome          {result.outcome}" + (f" ({result.reason})" if result.reason else ""))
     if result.error_text:
         print("\n".join("  " + line for line in result.error_text.splitlines()))

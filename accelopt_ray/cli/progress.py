@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.tally import Kernel, Tally
 
 _FAILED_CALLS_SHOWN = 3
@@ -120,7 +121,7 @@ class Progress:
 
 def describe(kernel: Kernel) -> str:
     """Latency and percent of peak in words, always with where they come from."""
-    kind = "simulated" if kernel.simulated else "measured"
+    kind = latency_kind(kernel.device, kernel.simulated)
     peak = "" if kernel.percent_of_peak is None else f", {kernel.percent_of_peak:.1f} % of peak"
     return f"{kernel.latency_ms:.4f} ms{peak} ({kind}, {kernel.device})"
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from accelopt_ray.cli.progress import describe, shown
 from accelopt_ray.outcome import UserError
+from accelopt_ray.search.transfer import LESSONS_NAME
 from accelopt_ray.trajectory.lock import LOCK_NAME
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def claimed(output: Path) -> Iterator[None]:
         if not any(trajectory.glob("*/*/part-*")):
             (trajectory / LOCK_NAME).unlink(missing_ok=True)
             (output / CONFIG_NAME).unlink(missing_ok=True)
+            (output / LESSONS_NAME).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # what is not empty stays
             trajectory.rmdir()
             if made:
@@ -150,7 +152,8 @@ def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> in
     print(f"task        {task.name} ({task.shape_text})")
     print(f"baseline    {describe(baseline)}")
     print(f"best        {describe(best)}")
-    print(f"speed-up    {tally.speedup:.2f}x" + (" (simulated)" if best.simulated else ""))
+    doubt = "" if tally.predicted_to_differ else "; no predicted difference: within the model's confidence"
+    print(f"speed-up    {tally.speedup:.2f}x" + (f" (simulated{doubt})" if best.simulated else ""))
     print(f"evaluations {tally.evaluations}: {outcomes}")
     print(f"model calls {sum(tally.calls.values())}, {tally.tokens:,} tokens, {tally.cost_usd:.2f} USD")
     print(f"best kernel {config.output / 'best' / task.name}.py")

@@ -48,12 +48,14 @@ class SimulatorDevice:
     """A simulated NeuronCore.
 
     Attributes:
-        name: ``sim-trn1``, ``sim-trn2`` or ``sim-trn3``.
+        name: ``sim-trn1``, ``sim-trn2``, ``sim-trn3`` or a device profile's path.
         hardware: Hardware generation, ``trn1`` and so on.
+        profile: Device profile to take the cost model's constants from; None for those of the generation.
     """
 
     name: str
     hardware: str
+    profile: Path | None = None
 
     @property
     def simulated(self) -> bool:
@@ -66,13 +68,21 @@ class SimulatorDevice:
         return True
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Versions of the package, of NumPy and of the simulator's own text."""
-        return {
+        """Versions of the package, of NumPy and of the simulator's own text, and the device profile's content."""
+        versions = {
             "device": self.name,
             "accelopt_ray": _package_version(),
             "numpy": np.__version__,
             "simulator_sha256": _simulator_sha256(),
         }
+        if self.profile is not None:
+            versions["profile_sha256"] = hashlib.sha256(self.profile.read_bytes()).hexdigest()
+        return versions
+
+    @property
+    def cost_target(self) -> str:
+        """What the cost model is to predict for: a generation or a device profile's path."""
+        return self.hardware if self.profile is None else str(self.profile)
 
     def compile(self, request: KernelRequest, limits: Limits) -> Union[Artifact, Failure]:
         """Traces the kernel in a confined child and has the resulting program checked in another."""
@@ -131,7 +141,7 @@ class SimulatorDevice:
         self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]], limits: Limits
     ) -> Union[Measurement, Failure]:
         """Predicts latency and counters; ``inputs`` are not looked at."""
-        message = pack({"target": self.hardware}, artifact.payload)
+        message = pack({"target": self.cost_target}, artifact.payload)
         answer = _read(run_child(ChildTask(f"{_WORKER}:measure", message), limits))
         if isinstance(answer, Failure):
             return answer

@@ -52,6 +52,17 @@ def test_without_a_correct_baseline_there_is_no_speedup():
     assert best_kernel_file(tally, "r", "silu") is None
 
 
+def test_predictions_within_the_models_confidence_are_no_difference():
+    for best_ms, expected in ((1.95, False), (1.0, True)):
+        tally = Tally()
+        rows = [evaluation("b", 0, "correct", 2.0), evaluation("fast", 1, "correct", best_ms)]
+        tally.record("evaluations", [{**row, "prediction_confidence": 0.2} for row in rows])
+        assert tally.predicted_to_differ is expected
+        tally = Tally()
+        tally.record("evaluations", rows)  # measured: what differs, differs
+        assert tally.predicted_to_differ
+
+
 def test_calls_add_up():
     tally = Tally()
     call = {"role": "planner", "outcome": "ok", "cost_usd": 0.5, "prompt_tokens": 3, "completion_tokens": 4}

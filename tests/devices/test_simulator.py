@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 
 from accelopt_ray.devices import confinement
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Limits, Measurement, TensorSpec
-from accelopt_ray.devices.registry import get_device
+from accelopt_ray.devices.registry import get_device, latency_kind
+from accelopt_ray.nki_sim.cost.constants import DEVICES, save_device_profile
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 
 HEADER = """
@@ -74,6 +76,26 @@ def test_the_device_follows_its_protocol(device):
     assert (device.name, device.hardware, device.simulated) == ("sim-trn1", "trn1", True)
     assert {"device", "numpy", "simulator_sha256"} <= set(device.fingerprint())
     assert get_device("sim-trn2").fingerprint() != device.fingerprint()
+
+
+def test_a_device_profile_is_a_device(device, tmp_path):
+    path = tmp_path / "slow.json"
+    save_device_profile(replace(DEVICES["trn1"], name="slow", dma_bytes_per_us=25e3), path)
+    slow = get_device(str(path))
+    assert (slow.name, slow.hardware, slow.simulated) == (str(path), "trn1", True)
+    artifact = compile_text(device, DOUBLE)
+    assert slow.measure(artifact, (), LIMITS).latency_ms > device.measure(artifact, (), LIMITS).latency_ms
+    before = slow.fingerprint()
+    save_device_profile(replace(DEVICES["trn1"], name="slow", dma_bytes_per_us=20e3), path)
+    assert slow.fingerprint() != before
+    with pytest.raises(UserError, match="cannot read the device profile"):
+        get_device(str(tmp_path / "absent.json"))
+
+
+def test_latencies_of_uncalibrated_generations_are_called_so():
+    assert latency_kind("sim-trn1", True) == "simulated"
+    assert latency_kind("sim-trn2", True) == latency_kind("sim-trn3?relative=0.1", True) == "simulated, uncalibrated"
+    assert latency_kind("neuron", False) == "measured"
 
 
 @pytest.mark.parametrize("name, hint", [("sim-trn", "did you mean"), ("tpu", "choose from"), ("neuron", "sim-trn1")])

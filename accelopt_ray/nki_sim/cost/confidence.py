@@ -19,6 +19,20 @@ SHORT_RUN_BYTES = 512
 SMALL_ELEMENTS = 64
 CROWDED = 0.75
 """Share of SBUF in use beyond which large tiles make residency a close call."""
+PAIRWISE_SHARE = 0.25
+"""Part of a prediction's half-width that does not cancel between two variants of one task, which share most errors."""
+
+
+def can_tell_apart(first_ms: float, second_ms: float, half_width: float) -> bool:
+    """Whether two predicted latencies of variants of one task differ by more than the model can be wrong about them.
+
+    Args:
+        first_ms: One latency.
+        second_ms: The other.
+        half_width: The larger of the two predictions' relative half-widths.
+    """
+    margin = 1.0 + PAIRWISE_SHARE * half_width
+    return not 1.0 / margin <= first_ms / second_ms <= margin
 
 
 def confidence(program: Program, events: Events, steps: Steps, timeline: Timeline, device: DeviceConstants) -> float:

@@ -29,6 +29,7 @@ class DeviceConstants:
 
     Attributes:
         name: ``trn1``, ``trn2``, ``trn3`` or a device profile's name.
+        generation: Hardware generation whose rules and peaks hold.
         calibrated: Whether the fitted constants come from measurements of this generation.
         tensor_ghz: Clock of the tensor engine.
         vector_ghz: Clock of the vector engine.
@@ -60,6 +61,7 @@ class DeviceConstants:
     """
 
     name: str
+    generation: str
     calibrated: bool
     tensor_ghz: float
     vector_ghz: float
@@ -123,6 +125,7 @@ _COMMON_SOURCES: dict[str, str] = {
 
 TRN1 = DeviceConstants(
     name="trn1",
+    generation="trn1",
     calibrated=True,
     tensor_ghz=2.8,
     vector_ghz=1.12,
@@ -142,6 +145,7 @@ TRN1 = DeviceConstants(
 
 TRN2 = DeviceConstants(
     name="trn2",
+    generation="trn2",
     calibrated=False,
     tensor_ghz=2.4,
     vector_ghz=0.96,
@@ -161,6 +165,7 @@ TRN2 = DeviceConstants(
 
 TRN3 = DeviceConstants(
     name="trn3",
+    generation="trn3",
     calibrated=False,
     tensor_ghz=2.4,
     vector_ghz=1.2,

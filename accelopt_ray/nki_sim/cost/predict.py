@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from accelopt_ray.nki_sim.cost.confidence import confidence
+from accelopt_ray.nki_sim.cost.confidence import can_tell_apart, confidence
 from accelopt_ray.nki_sim.cost.constants import DeviceConstants, device_constants
 from accelopt_ray.nki_sim.cost.counters import count
 from accelopt_ray.nki_sim.cost.engines import Pricer
@@ -170,10 +170,6 @@ def _summarise(simulation: Simulation) -> Prediction:
     )
 
 
-PAIRWISE_SHARE = 0.25
-"""Part of a prediction's half-width that does not cancel between two variants of one task, which share most errors."""
-
-
 def faster(first: Prediction, second: Prediction) -> bool | None:
     """Whether the first of two variants of one task is predicted to be faster.
 
@@ -185,8 +181,6 @@ def faster(first: Prediction, second: Prediction) -> bool | None:
         True or False, or None for no predicted difference: the latencies lie closer together than the model can tell
         apart.
     """
-    margin = PAIRWISE_SHARE * max(first.confidence, second.confidence)
-    ratio = first.latency_ms / second.latency_ms
-    if 1.0 / (1.0 + margin) <= ratio <= 1.0 + margin:
+    if not can_tell_apart(first.latency_ms, second.latency_ms, max(first.confidence, second.confidence)):
         return None
-    return ratio < 1.0
+    return first.latency_ms < second.latency_ms
