@@ -25,6 +25,8 @@ _REFUSAL = re.compile(
     re.IGNORECASE,
 )
 _DIFF_LINE = re.compile(r"^(?:@@ .*@@|--- \S|\+\+\+ \S|diff --git |\*\*\* (?:Begin|Update) )", re.MULTILINE)
+# Tokens of a chat template that some servers leave at a reply's end, often right behind the closing fence.
+_END_TOKENS = re.compile(r"(?:<\|\w+\|>\s*)+\Z")
 _MAX_JSON_DEPTH = 6
 # Characters that may be parsed in looking for an unfenced kernel; a reply that needs more is not one.
 _PARSE_BUDGET = 2_000_000
@@ -71,6 +73,7 @@ def extract_kernel(reply_text: str, entry: str = "kernel", finish_reason: str = 
         The kernel or the reason; never raises, whatever the reply.
     """
     text = reply_text.replace("\r\n", "\n").replace("\r", "\n").lstrip("\ufeff")
+    text = _END_TOKENS.sub("", text)
     if not text.strip():
         return Extraction(None, NoKernelReason.EMPTY, "The reply is empty.")
     entries = (entry, _ALSO_ACCEPTED[entry]) if entry in _ALSO_ACCEPTED else (entry,)
@@ -180,8 +183,10 @@ def _explain(text: str, entry: str, *, truncated: bool) -> Extraction:
         return Extraction(None, NoKernelReason.DIFF, "The reply is a diff; the complete kernel file is needed.")
     # Of overlapping readings of one block the shortest is the likeliest, and it comes first.
     for block in blocks:
+        if not block.texts[-1].strip():
+            continue
         tree, line = _parse(block.texts[-1])
-        if tree is not None and block.texts[-1].strip():
+        if tree is not None:
             detail = f"No code block defines a top-level function {entry}."
             return Extraction(None, NoKernelReason.NO_ENTRY, detail)
         if f"def {entry}" in block.texts[-1] or block.tag.startswith("py"):
