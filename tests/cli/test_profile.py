@@ -60,9 +60,7 @@ def test_trace_file_has_a_track_for_each_engine(
     assert any(event["ph"] == "X" and event["dur"] > 0 for event in content["traceEvents"])
 
 
-def test_trace_of_a_kernel_that_does_not_compile_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trace_of_a_kernel_that_does_not_compile_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kernel = tmp_path / "kernel.py"
     kernel.write_text("import neuronxcc.nki as nki\n\n@nki.jit\ndef kernel(x):\n    return x.nothing\n")
     schedule = tmp_path / "schedule.json"
