@@ -23,7 +23,9 @@ from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.sharing import FairQueue
+from actors.compile_pool import CompilePool
 from actors.pool_state import PoolMetrics, PoolStatistics, PoolStatus, Slot, SlotState
+from actors.profiler import Compiled
 
 MAX_DISPATCHES = 3
 """A job whose workers fail this often is given up: by then it is more likely the cause than the victim."""
@@ -65,13 +67,20 @@ class Pool(Protocol):
 class ProfilerPool:
     """Dispatches evaluations to profiler actors. All methods belong to one event loop."""
 
-    def __init__(self, workers: Sequence[Any], start_worker: Callable[[int], Any], rest_s: float = REST_S) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Any],
+        start_worker: Callable[[int], Any],
+        rest_s: float = REST_S,
+        compilers: CompilePool | None = None,
+    ) -> None:
         """Takes workers over.
 
         Args:
             workers: Handles of :class:`~actors.profiler.Profiler` actors, perhaps still starting.
             start_worker: Starts a replacement for the worker of a slot.
             rest_s: First rest of a core that failed the known kernel.
+            compilers: Compiles before a slot is asked for; None where the slots' workers do it themselves.
 
         Raises:
             ValueError: There is no worker.
@@ -82,6 +91,7 @@ class ProfilerPool:
         self._metrics = PoolMetrics()
         self._start_worker = start_worker
         self._rest_s = rest_s
+        self._compilers = compilers
         self._workers = dict(enumerate(workers))
         self._slots = {number: Slot(number) for number in self._workers}
         self._waiting = 0
@@ -123,6 +133,7 @@ class ProfilerPool:
         Raises:
             UserError: The evaluation found the user's set-up defective.
         """
+        compiled = None if self._compilers is None else await self._compilers.compile(job, claimant or job.task_name)
         arrived = time.monotonic()
         fault, reason, killed = "", "worker_lost", 0
         for dispatch in range(MAX_DISPATCHES):
@@ -134,7 +145,7 @@ class ProfilerPool:
             if dispatch:
                 self.statistics.retried += 1
             try:
-                result = await self._on_worker(slot, job)
+                result = await self._on_worker(slot, job, compiled)
             except asyncio.TimeoutError:
                 return self._given_up(job, EvaluationOutcome.TIMEOUT, "worker_stuck", "its worker stopped answering")
             except UserError:
@@ -162,6 +173,8 @@ class ProfilerPool:
                 await task
         for worker in self._workers.values():
             ray.kill(worker)
+        if self._compilers is not None:
+            self._compilers.close()
 
     async def _take(self, claimant: str) -> int | None:
         """Waits for a slot; None once all are retired."""
@@ -183,14 +196,14 @@ class ProfilerPool:
             ending.cancel()
             self._waiting -= 1
 
-    async def _on_worker(self, slot: int, job: EvaluationJob) -> EvaluationResult:
+    async def _on_worker(self, slot: int, job: EvaluationJob, compiled: Compiled | None) -> EvaluationResult:
         """Runs a job on a slot and gives the slot back, has its core looked at, or replaces its worker."""
         deadline_s = job.limits.timeout_s * _STAGES_PER_EVALUATION
         self._show(slot, SlotState.BUSY, job.evaluation_id)
         doubtful, lost = False, True
         try:
             result: EvaluationResult = await asyncio.wait_for(
-                _answer(self._workers[slot].evaluate.remote(job)), deadline_s
+                _answer(self._workers[slot].evaluate.remote(job, compiled)), deadline_s
             )
             doubtful, lost = result.outcome in _KILLED, False
             return result

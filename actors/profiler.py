@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Union
 
 import ray
 
 from accelopt_ray.devices.health import check_health
-from accelopt_ray.devices.protocol import Device
+from accelopt_ray.devices.protocol import Artifact, Device, Failure
 from accelopt_ray.devices.registry import get_device
-from accelopt_ray.evaluation.evaluate import evaluate
+from accelopt_ray.evaluation.evaluate import compile_job, evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.evaluation.store import EvaluationStore, evaluate_once
 from accelopt_ray.verify.references import ReferenceCache
@@ -21,10 +21,12 @@ from actors.cluster import NEURON_RESOURCE
 CORES_VARIABLE = "NEURON_RT_VISIBLE_CORES"
 """Tells the Neuron runtime which cores are ours. Without it the runtime takes all of them, other actors' included."""
 
-Evaluator = Callable[[EvaluationJob], EvaluationResult]
+Compiled = Union[Artifact, Failure]
+Evaluator = Callable[..., EvaluationResult]
 EvaluatorFactory = Callable[[], Evaluator]
-"""Made in the driver, called in the worker, where the device and its caches are to live. What it makes may also have a
-method ``check_health() -> str``."""
+"""Made in the driver, called in the worker, where the device and its caches are to live. What it makes takes a job, and
+what a compile worker made of it where there are such; it may also have methods ``check_health() -> str`` and
+``compile(job)``."""
 
 
 class Profiler:
@@ -59,9 +61,14 @@ class Profiler:
         check = getattr(self._evaluate, "check_health", None)
         return str(check()) if check is not None else ""
 
-    def evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        """Evaluates one kernel to its final result."""
-        result = self._evaluate(job)
+    def evaluate(self, job: EvaluationJob, compiled: Compiled | None = None) -> EvaluationResult:
+        """Evaluates one kernel to its final result.
+
+        Args:
+            job: The kernel.
+            compiled: What a compile worker made of it; None to compile here.
+        """
+        result = self._evaluate(job) if compiled is None else self._evaluate(job, compiled)
         return result if result.core else replace(result, core=self._core)
 
 
@@ -85,18 +92,23 @@ class DeviceEvaluator:
         self._references = ReferenceCache()
         self._store = EvaluationStore.from_environment()
 
-    def __call__(self, job: EvaluationJob) -> EvaluationResult:
+    def __call__(self, job: EvaluationJob, compiled: Compiled | None = None) -> EvaluationResult:
         """Evaluates one job, or answers it from the store."""
+
+        def evaluate_here(job: EvaluationJob) -> EvaluationResult:
+            return evaluate(job, self._device, self._references, compiled)
+
         if self._store is None:
-            return self._evaluate(job)
-        return evaluate_once(job, self._device, self._store, self._evaluate)
+            return evaluate_here(job)
+        return evaluate_once(job, self._device, self._store, evaluate_here)
+
+    def compile(self, job: EvaluationJob) -> Compiled:
+        """Compiles one job's kernel; needs no core where the device needs none for that."""
+        return compile_job(job, self._device)
 
     def check_health(self) -> str:
         """What is wrong with the device; nothing if all is well."""
         return check_health(self._device)
-
-    def _evaluate(self, job: EvaluationJob) -> EvaluationResult:
-        return evaluate(job, self._device, self._references)
 
 
 def device_evaluator(device_name: str) -> DeviceEvaluator:

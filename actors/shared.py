@@ -19,7 +19,7 @@ from accelopt_ray.outcome import UserError
 from actors.pool import ProfilerPool
 from actors.pool_state import PoolStatistics, PoolStatus
 from actors.pools import findable
-from actors.profiler import DeviceEvaluator, EvaluatorFactory, device_evaluator, start_profiler
+from actors.profiler import Compiled, DeviceEvaluator, EvaluatorFactory, device_evaluator, start_profiler
 
 _CONCURRENT_CALLS = 100_000
 """Evaluations that may wait in the pool at once, those of all runs together."""
@@ -132,13 +132,20 @@ class AnyDeviceEvaluator:
     def __init__(self) -> None:
         self._evaluators: dict[str, DeviceEvaluator] = {}
 
-    def __call__(self, job: EvaluationJob) -> EvaluationResult:
+    def __call__(self, job: EvaluationJob, compiled: Compiled | None = None) -> EvaluationResult:
         """Evaluates one job."""
-        if job.device not in self._evaluators:
-            self._evaluators[job.device] = device_evaluator(job.device)
-        return self._evaluators[job.device](job)
+        return self._evaluator(job)(job, compiled)
+
+    def compile(self, job: EvaluationJob) -> Compiled:
+        """Compiles one job's kernel."""
+        return self._evaluator(job).compile(job)
 
     def check_health(self) -> str:
         """What is wrong with the devices in use; nothing if all is well."""
         faults = (evaluator.check_health() for evaluator in self._evaluators.values())
         return next((fault for fault in faults if fault), "")
+
+    def _evaluator(self, job: EvaluationJob) -> DeviceEvaluator:
+        if job.device not in self._evaluators:
+            self._evaluators[job.device] = device_evaluator(job.device)
+        return self._evaluators[job.device]

@@ -29,7 +29,21 @@ _MAX_TEXT = 4000
 _Answer = TypeVar("_Answer", Artifact, RunResult, Measurement)
 
 
-def evaluate(job: EvaluationJob, device: Device, references: ReferenceCache) -> EvaluationResult:
+def compile_job(job: EvaluationJob, device: Device) -> Union[Artifact, Failure]:
+    """Compiles a job's kernel, for an evaluation elsewhere.
+
+    Raises:
+        UserError: The task of the job does not exist or is defective.
+    """
+    return _compile(job, device, _task(job))
+
+
+def evaluate(
+    job: EvaluationJob,
+    device: Device,
+    references: ReferenceCache,
+    compiled: Union[Artifact, Failure, None] = None,
+) -> EvaluationResult:
     """Evaluates one kernel and says how it ended; never raises for what the kernel does.
 
     Stages: a look at the text, compile, measurement (before the numbers where the device predicts, after the first
@@ -40,15 +54,12 @@ def evaluate(job: EvaluationJob, device: Device, references: ReferenceCache) -> 
         job: What to evaluate.
         device: Where.
         references: Cache of inputs and reference outputs.
+        compiled: What :func:`compile_job` gave for it on a device of this kind; None to compile here.
 
     Raises:
         UserError: The task or the check of the job does not exist or is defective.
     """
-    try:
-        task = load_task(job.task.location, dict(job.task.parameters))
-    except TaskError as error:
-        raise UserError(str(error)) from error
-    run = _Run(job, device, references, task, get_check(job.check, job.precision))
+    run = _Run(job, device, references, _task(job), get_check(job.check, job.precision), compiled)
     try:
         run.go()
         outcome, reason, text = EvaluationOutcome.CORRECT, "", ""
@@ -60,6 +71,22 @@ def evaluate(job: EvaluationJob, device: Device, references: ReferenceCache) -> 
 def fingerprint_sha256(device: Device) -> str:
     """Returns a hash over everything about a device that a result depends on."""
     return hashlib.sha256(json.dumps(dict(device.fingerprint()), sort_keys=True).encode()).hexdigest()
+
+
+def _task(job: EvaluationJob) -> Task:
+    try:
+        return load_task(job.task.location, dict(job.task.parameters))
+    except TaskError as error:
+        raise UserError(str(error)) from error
+
+
+def _compile(job: EvaluationJob, device: Device, task: Task) -> Union[Artifact, Failure]:
+    try:
+        specs = task.input_specs()
+    except TaskError as error:
+        raise UserError(str(error)) from error
+    inputs = tuple(TensorSpec(*spec) if isinstance(spec, tuple) else spec for spec in specs)
+    return device.compile(KernelRequest(job.source, inputs, task.entry), job.limits)
 
 
 class _Ended(Exception):
@@ -79,6 +106,7 @@ class _Run:
     references: ReferenceCache
     task: Task
     check: Check
+    compiled: Union[Artifact, Failure, None] = None
     artifact: Artifact | None = None
     measurement: Measurement | None = None
     run_s: float = 0.0
@@ -142,13 +170,11 @@ class _Run:
         )
 
     def _compile(self) -> Artifact:
-        try:
-            specs = self.task.input_specs()
-        except TaskError as error:
-            raise UserError(str(error)) from error
-        inputs = tuple(TensorSpec(*spec) if isinstance(spec, tuple) else spec for spec in specs)
-        request = KernelRequest(self.job.source, inputs, self.task.entry)
-        return _unless_failed(self.device.compile(request, self.job.limits))
+        if self.compiled is None:
+            return _unless_failed(_compile(self.job, self.device, self.task))
+        if isinstance(self.compiled, Artifact):
+            self.stage_s["compile"] = self.compiled.compile_s
+        return _unless_failed(self.compiled)
 
     def _measure(self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]]) -> None:
         with self._stage("measure"):
