@@ -140,8 +140,7 @@ class SweepSession:
         finally:
             for actor in (*pools.values(), *self._hosts):
                 ray.kill(actor)
-            if self._keeper is not None:
-                self._keeper.push()
+            self._copy()
 
     def _least_busy_host(self) -> Any:
         busy = [sum(active.host is host for active in self._active) for host in self._hosts]
@@ -251,8 +250,16 @@ class SweepSession:
             f"{done}/{len(self._runs)} finished, {len(self._active)} going on, {waiting} waiting; cluster: "
             f"{int(resources.get('CPU', 0))} CPUs, {int(resources.get('neuron_cores', 0))} NeuronCores"
         )
-        if self._keeper is not None:
+        self._copy()
+
+    def _copy(self) -> None:
+        """A copy that cannot be written is told and tried again later; it ends no run."""
+        if self._keeper is None:
+            return
+        try:
             self._keeper.push()
+        except OSError as error:
+            self._say(f"the copy could not be brought up to date: {str(error).strip().splitlines()[0]}")
 
 
 def _start_host() -> Any:

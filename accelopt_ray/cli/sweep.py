@@ -66,7 +66,9 @@ def plan(file: File, scale: ScaleName = None) -> None:
 @app.command()
 def run(
     file: File,
-    output: Annotated[str, typer.Option("--output", "-o", help="The sweep's folder, new or this sweep's.")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", help="The sweep's folder or URI (s3://...), new or this sweep's.")
+    ],
     scale: ScaleName = None,
     slots: Annotated[int | None, typer.Option(help="Evaluations at once, of all runs.", min=1)] = None,
     concurrent_runs: Annotated[int | None, typer.Option("--concurrent", help="Runs at once.", min=1)] = None,
@@ -79,7 +81,8 @@ def run(
     from accelopt_ray.sweep.budget import within_budget
     from accelopt_ray.sweep.file import load_sweep
     from accelopt_ray.sweep.folder import RunStatus, SweepFolder
-    from accelopt_ray.sweep.submission import outside_working_dir
+    from accelopt_ray.sweep.mirror import Mirror
+    from accelopt_ray.sweep.submission import outside_working_dir, work_folder
     from accelopt_ray.sweep.summary import comparison_lines, summary_lines, write_summary
     from accelopt_ray.trajectory.lock import RunLock
 
@@ -88,7 +91,13 @@ def run(
         sweep, slots=slots or sweep.slots, concurrent_runs=concurrent_runs or sweep.concurrent_runs
     )
     _check(sweep)
-    folder = SweepFolder(outside_working_dir(output))
+    mirror = None
+    path = outside_working_dir(output)
+    if "://" in output:
+        path = work_folder(sweep, output)
+        mirror = Mirror(path, output)
+        mirror.pull()
+    folder = SweepFolder(path)
     folder.claim(sweep)
     lock = RunLock(folder.path)
     lock.acquire()
@@ -107,11 +116,13 @@ def run(
             f"{'a local Ray cluster' if cluster.local else 'the Ray cluster'} of {cluster.cpus} CPUs and "
             f"{cluster.neuron_cores} NeuronCores"
         )
-        session = SweepSession(sweep, runs, folder, cluster, say)
+        session = SweepSession(sweep, runs, folder, cluster, say, keeper=mirror)
         try:
             session.run()
         finally:
             summary = write_summary(folder.path, runs, session.states)
+            if mirror is not None:
+                mirror.push()
     for line in (*summary_lines([each.name for each in runs], session.states), *comparison_lines(runs, session.states)):
         print(line)
     print(f"summary {summary}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+import platformdirs
+
 from accelopt_ray.outcome import UserError
 from accelopt_ray.sweep.file import Sweep
 
@@ -42,6 +44,11 @@ def entrypoint(file: Path, working_dir: Path, output: str, scale: str) -> list[s
     return [*command, "--scale", scale] if scale else command
 
 
+def work_folder(sweep: Sweep, output: str) -> Path:
+    """Where a sweep works whose output is elsewhere: a folder of this machine that is the same each time."""
+    return Path(platformdirs.user_cache_dir("accelopt-ray")) / "sweeps" / submission_id(sweep, output)
+
+
 def outside_working_dir(output: str) -> Path:
     """Where results go, absolute.
 
@@ -49,6 +56,6 @@ def outside_working_dir(output: str) -> Path:
         UserError: It is in the folder that Ray unpacked for the job and deletes after it.
     """
     path = Path(output).absolute()
-    if _UPLOADED_MARK in path.parts:
+    if "://" not in output and _UPLOADED_MARK in path.parts:
         raise UserError(f"--output {output!r} is in the job's working folder, which is deleted: give an absolute path")
     return path
