@@ -8,6 +8,7 @@ from typing import Any
 
 from accelopt_ray.search.memory import ExperienceItem, LocalStore
 from accelopt_ray.search.settings import MemoryRule
+from accelopt_ray.search.usage import Uses
 
 
 class Memory:
@@ -19,11 +20,13 @@ class Memory:
         self._capacity = capacity
         self._stores: dict[str, LocalStore] = {}
 
-    async def update(self, task: str, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+    async def update(
+        self, task: str, new: Sequence[ExperienceItem], forgetting: random.Random, uses: Uses | None = None
+    ) -> list[ExperienceItem]:
         """As :meth:`ExperienceStore.update`, for one of the run's tasks."""
         if task not in self._stores:
             self._stores[task] = LocalStore(self._rule, self._capacity)
-        return await self._stores[task].update(new, forgetting)
+        return await self._stores[task].update(new, forgetting, uses)
 
 
 class RemoteStore:
@@ -34,7 +37,9 @@ class RemoteStore:
         self._memory = memory
         self._task = task
 
-    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+    async def update(
+        self, new: Sequence[ExperienceItem], forgetting: random.Random, uses: Uses | None = None
+    ) -> list[ExperienceItem]:
         """As :meth:`ExperienceStore.update`."""
-        kept: list[ExperienceItem] = await self._memory.update.remote(self._task, list(new), forgetting)
+        kept: list[ExperienceItem] = await self._memory.update.remote(self._task, list(new), forgetting, uses)
         return kept

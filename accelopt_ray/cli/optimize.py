@@ -60,6 +60,9 @@ def optimize(
     stop_at_percent_of_peak: StopAtPercentOfPeak = None,
     patience: Patience = None,
     allocate: Annotated[str | None, typer.Option(help="Budgets of several tasks: even or adaptive.")] = None,
+    memory_from: Annotated[
+        Path | None, typer.Option(help="Start with the lessons of another run.", metavar="RUN")
+    ] = None,
     slots: Annotated[int | None, typer.Option(help="Evaluations at once.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each stage.")] = None,
     fix_attempts: Annotated[
@@ -76,6 +79,7 @@ def optimize(
     from accelopt_ray.cli.session import claimed, run_and_conclude
     from accelopt_ray.cli.tasks import parse_shape
     from accelopt_ray.config import load_config
+    from accelopt_ray.search.transfer import final_lessons, write_lessons
 
     named = _named_tasks(tasks or [])
     run_id = new_run_id(named if named or replay is None else ["replay"])
@@ -118,7 +122,10 @@ def optimize(
     locations = ",".join(task.location for task in found)
     run_config = resolved.model_copy(update={"task": locations, "output": resolved.output.absolute()})
     check_device_and_models(run_config)
+    lessons = final_lessons(memory_from) if memory_from is not None else []
     with claimed(run_config.output):
+        if lessons:
+            write_lessons(run_config.output, lessons)
         raise typer.Exit(run_and_conclude(run_config, found, run_id, diff=diff))
 
 

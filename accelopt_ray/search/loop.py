@@ -35,7 +35,7 @@ from accelopt_ray.search.context import SearchContext, SearchTask
 from accelopt_ray.search.history import History, RememberingServices
 from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.search.iteration import Iteration, IterationResult
-from accelopt_ray.search.lessons import learn
+from accelopt_ray.search.lessons import learn, recall
 from accelopt_ray.search.memory import ExperienceItem, ExperienceStore, LocalStore
 from accelopt_ray.search.pipeline import Pipeline
 from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
@@ -109,6 +109,7 @@ async def run_search(
     stoppers: Sequence[Stopper] = (),
     memory: ExperienceStore | None = None,
     turns: Turns | None = None,
+    lessons: Sequence[ExperienceItem] = (),
 ) -> SearchResult:
     """Searches for a faster kernel.
 
@@ -122,6 +123,7 @@ async def run_search(
         stoppers: Rules that end the search, besides those of the settings.
         memory: Keeps the experience memory, empty at first; this process by default.
         turns: Asked before each iteration, where several searches share a budget.
+        lessons: Items of another run's memory to start with.
 
     Returns:
         The result. Failed calls, plans and kernels are part of it.
@@ -141,14 +143,15 @@ async def run_search(
         memory=memory or LocalStore(settings.memory_rule, settings.memory_capacity),
         cost_usd=past.lost_cost_usd.get(task.name, 0.0),
     )
-    return await _Search(context, turns).run()
+    return await _Search(context, turns, lessons).run()
 
 
 class _Search:
     """One task's search from baseline to result."""
 
-    def __init__(self, context: SearchContext, turns: Turns | None) -> None:
+    def __init__(self, context: SearchContext, turns: Turns | None, lessons: Sequence[ExperienceItem]) -> None:
         self._context = context
+        self._lessons = lessons
         self._turns = turns
         self._pipeline = Pipeline(context)
         self._settings = context.settings
@@ -181,6 +184,8 @@ class _Search:
         if not is_valid(baseline):
             reason = f"the baseline kernel is {baseline.outcome}: {baseline.error_text or baseline.reason}".rstrip(": ")
             return self._result(SearchStatus.BASELINE_FAILED, reason, baseline)
+        if settings.use_memory and self._lessons:
+            self._memory = await recall(context, self._lessons)
         for iteration in range(1, settings.iterations + 1):
             reason_to_stop = first_reason(context.stoppers, context.state()) or await self._refused_turn()
             if reason_to_stop is not None:
@@ -259,7 +264,7 @@ class _Search:
         self._recent = [*self._recent, *chosen.attempts][-max(1, settings.feedback_attempts) :]
         self._note_best(chosen.best)
         if settings.use_memory:
-            self._memory = await learn(context, self._memory, chosen.pairs)
+            self._memory = await learn(context, self._memory, chosen.pairs, chosen.groups)
         counted = chosen.attempts if settings.selection_share < 1.0 else None
         await self._record_selection(started_at, previous, str(settings.selection_rule), counted)
         self._report(chosen.attempts)

@@ -6,6 +6,7 @@ summariser's matter (:mod:`accelopt_ray.search.lessons`).
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from typing import Protocol
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.search.beam import fastest, slowest
 from accelopt_ray.search.candidates import Attempt, PlanGroup
+from accelopt_ray.search.plan_text import PlanText
 from accelopt_ray.search.settings import MemoryRule
+from accelopt_ray.search.usage import Use, Uses, added
+
+_GREATEST_SPEEDUP = 2.0
+_NEGATIVE_SHARE = 0.25
+_SAME_LESSON = 0.7
+"""Least Jaccard index of two lessons' three-word runs at which they are one lesson."""
 
 
 class ExperienceKind(StrEnum):
@@ -58,6 +66,7 @@ class ExperienceItem:
         title: The lesson's name; empty if the summariser found no optimisation.
         text: The lesson; empty if there is none to show.
         call_id: The summariser's call.
+        origin: Run and item that it was taken from, where another run's memory was given to this one.
     """
 
     item_id: str
@@ -66,6 +75,7 @@ class ExperienceItem:
     title: str
     text: str
     call_id: str
+    origin: str = ""
 
     @property
     def shown(self) -> bool:
@@ -125,7 +135,12 @@ def update_memory(
         new: The iteration's items, in their order of selection.
         capacity: ExpN.
         forgetting: Stream of the sample.
+
+    Raises:
+        ValueError: The rule is ``weighted``, which also depends on :class:`~accelopt_ray.search.usage.Uses`.
     """
+    if MemoryRule(rule) is MemoryRule.WEIGHTED:
+        raise ValueError("the weighted rule needs to know how often lessons were used: see update_weighted")
     if MemoryRule(rule) is MemoryRule.PAPER:
         queue = [*old, *new]
         return queue[max(0, len(queue) - capacity) :]
@@ -133,11 +148,66 @@ def update_memory(
     return [*new, *forgetting.sample(list(old), min(room, len(old)))]
 
 
+def update_weighted(
+    old: Sequence[ExperienceItem], new: Sequence[ExperienceItem], capacity: int, record: Uses
+) -> tuple[list[ExperienceItem], Uses]:
+    """Returns the memory after an iteration under our own rule, best first, and the items' record with it.
+
+    An item's worth is its chance of success, estimated from the plans that used it as (successes + 1) / (uses + 2),
+    times the logarithm of its speed-up, which counts up to a factor of 2. Of lessons that say nearly the same the one
+    of greater speed-up stays and takes over the other's record. Summaries without a lesson take no place. Up to a
+    quarter of the places is kept for negative lessons, so that neither kind crowds out the other.
+
+    Args:
+        old: Items before the iteration.
+        new: The iteration's items, in their order of selection.
+        capacity: Places.
+        record: Uses of all items so far.
+    """
+    distinct: list[ExperienceItem] = []
+    known = dict(record)
+    for item in sorted([*old, *new], key=lambda each: -each.pair.speedup):
+        if not item.shown:
+            continue
+        twin = next((each for each in distinct if _same_lesson(each, item)), None)
+        if twin is None:
+            distinct.append(item)
+        else:
+            known = added(known, {twin.item_id: known.pop(item.item_id, Use())})
+
+    def worth(item: ExperienceItem) -> float:
+        return known.get(item.item_id, Use()).chance * math.log(min(item.pair.speedup, _GREATEST_SPEEDUP))
+
+    ranked = sorted(distinct, key=worth, reverse=True)
+    negatives = [item for item in ranked if item.pair.kind is ExperienceKind.NEGATIVE]
+    positives = [item for item in ranked if item.pair.kind is ExperienceKind.POSITIVE]
+    reserved = min(len(negatives), int(capacity * _NEGATIVE_SHARE))
+    positives = positives[: capacity - reserved]
+    kept = {item.item_id for item in [*positives, *negatives[: capacity - len(positives)]]}
+    chosen = [item for item in ranked if item.item_id in kept]
+    return chosen, {item_id: use for item_id, use in known.items() if item_id in kept}
+
+
+def _same_lesson(one: ExperienceItem, other: ExperienceItem) -> bool:
+    if one.pair.kind is not other.pair.kind:
+        return False
+    first, second = (PlanText.of(item.item_id, f"{item.title} {item.text}") for item in (one, other))
+    return first.repeats(second, _SAME_LESSON)
+
+
 class ExperienceStore(Protocol):
     """Who keeps one task's memory between iterations: the search's own process, or an actor beside it."""
 
-    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
-        """Takes an iteration's items in and returns the memory after it; arguments as in :func:`update_memory`."""
+    async def update(
+        self, new: Sequence[ExperienceItem], forgetting: random.Random, uses: Uses | None = None
+    ) -> list[ExperienceItem]:
+        """Takes an iteration's items in and returns the memory after it.
+
+        Args:
+            new: As in :func:`update_memory`.
+            forgetting: As in :func:`update_memory`.
+            uses: How often the iteration's plans used each item, and succeeded; none by default.
+        """
 
 
 class LocalStore:
@@ -148,10 +218,17 @@ class LocalStore:
         self._rule = rule
         self._capacity = capacity
         self._items: list[ExperienceItem] = []
+        self._record: Uses = {}
 
-    async def update(self, new: Sequence[ExperienceItem], forgetting: random.Random) -> list[ExperienceItem]:
+    async def update(
+        self, new: Sequence[ExperienceItem], forgetting: random.Random, uses: Uses | None = None
+    ) -> list[ExperienceItem]:
         """As :meth:`ExperienceStore.update`."""
-        self._items = update_memory(self._rule, self._items, new, self._capacity, forgetting)
+        if MemoryRule(self._rule) is MemoryRule.WEIGHTED:
+            self._record = added(self._record, uses or {})
+            self._items, self._record = update_weighted(self._items, new, self._capacity, self._record)
+        else:
+            self._items = update_memory(self._rule, self._items, new, self._capacity, forgetting)
         return list(self._items)
 
 

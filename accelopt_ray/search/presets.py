@@ -36,10 +36,10 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         # What the text says: parents compete with their children, memory is a queue.
         "paper": _PAPER,
         # Ours: the paper's elitist rule, no device time spent on a kernel that has already been evaluated, and no
-        # plan carried out twice from one kernel.
+        # plan carried out twice from one kernel; lessons stay as long as plans that use them succeed.
         "beyond": {
             "selection_rule": SelectionRule.PAPER,
-            "memory_rule": MemoryRule.PAPER,
+            "memory_rule": MemoryRule.WEIGHTED,
             "deduplicate": True,
             "plan_resamples": 2,
             "show_tried_plans": 40,

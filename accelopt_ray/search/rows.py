@@ -156,7 +156,8 @@ def memory_row(task: str, item: ExperienceItem, evicted_iteration: int | None = 
         "speedup": item.pair.speedup,
         "title": item.title,
         "summary_text": item.text,
-        "call_id": item.call_id,
+        "call_id": item.call_id or None,
+        "origin": item.origin or None,
         "evicted_iteration": evicted_iteration,
     }
 

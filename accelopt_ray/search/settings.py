@@ -22,6 +22,7 @@ class MemoryRule(StrEnum):
 
     PUBLISHED = "published"
     PAPER = "paper"
+    WEIGHTED = "weighted"
 
 
 @dataclass(frozen=True)

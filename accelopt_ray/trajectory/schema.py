@@ -266,6 +266,7 @@ _ALL = (
             ("title", pa.string(), "the summary's title"),
             ("summary_text", _TEXT, "the summary shown to planners; empty when no optimisation was found"),
             ("call_id", pa.string(), "the summariser's call"),
+            ("origin", pa.string(), "run and item of another run that it was taken from"),
             ("evicted_iteration", pa.int32(), "iteration in which it left; null while it stays"),
         ],
     ),

@@ -13,7 +13,8 @@ from test_search_loop import search, small
 from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.outcome import CallOutcome
 from accelopt_ray.rewrite.prompt import read_request
-from accelopt_ray.search.diversity import PlanText, plan_title
+from accelopt_ray.search.diversity import plan_title
+from accelopt_ray.search.plan_text import PlanText
 from accelopt_ray.search.services import ModelCall, ModelReply
 
 LONG = (
