@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from accelopt_ray.trajectory.digest import DIGEST_COLUMNS
 from accelopt_ray.trajectory.schema import TABLES
 
 
@@ -16,6 +17,14 @@ def schema_markdown() -> str:
         head = [f"### {table.name}", "", f"{table.meaning[0].upper()}{table.meaning[1:]}.", ""]
         parts.append("\n".join([*head, "| column | type | meaning |", "|---|---|---|", *rows]))
     return "\n\n".join(parts) + "\n"
+
+
+def digest_markdown() -> str:
+    """Returns the columns that :func:`~accelopt_ray.trajectory.digest.trajectory_digest` covers as Markdown."""
+    lines = [
+        f"| `{table}` | {', '.join(f'`{column}`' for column in columns)} |" for table, columns in DIGEST_COLUMNS.items()
+    ]
+    return "\n".join(["| table | columns |", "|---|---|", *lines]) + "\n"
 
 
 if __name__ == "__main__":
