@@ -19,6 +19,7 @@ from typing import Any
 import openai
 import tenacity
 from openai import AsyncOpenAI
+from openai.types.chat import ChatCompletion
 
 from accelopt_ray.agents.endpoints import ModelEndpoint, choose_endpoint
 from accelopt_ray.agents.failures import (
@@ -278,26 +279,29 @@ class ModelClient:
                     account.gpu_usd += charge.cost_usd / len(accounts)
 
     async def _request(self, endpoint: ModelEndpoint, url: str, calls: Sequence[ModelCall]) -> object:
-        options: dict[str, Any] = {}
-        for name, value in (("temperature", endpoint.temperature), ("top_p", endpoint.top_p)):
-            if value is not None:
-                options[name] = value
-        if endpoint.max_tokens is not None:
-            options[endpoint.max_tokens_field] = endpoint.max_tokens
-        if endpoint.send_seed:
-            # Servers read the seed into a signed 32-bit or 64-bit integer; 31 bits suit them all.
-            options["seed"] = calls[0].seed & 0x7FFFFFFF
-        if len(calls) > 1:
-            options["n"] = len(calls)
-        return await self._client(endpoint, url).chat.completions.create(
-            model=endpoint.model,
-            messages=[
+        body: dict[str, Any] = {
+            "model": endpoint.model,
+            "messages": [
                 {"role": "system", "content": calls[0].system_prompt},
                 {"role": "user", "content": calls[0].user_prompt},
             ],
-            extra_body=dict(endpoint.extra_body) or None,
-            timeout=endpoint.timeout_s,
-            **options,
+        }
+        for name, value in (("temperature", endpoint.temperature), ("top_p", endpoint.top_p)):
+            if value is not None:
+                body[name] = value
+        if endpoint.max_tokens is not None:
+            body[endpoint.max_tokens_field] = endpoint.max_tokens
+        if endpoint.send_seed:
+            # Servers read the seed into a signed 32-bit or 64-bit integer; 31 bits suit them all.
+            body["seed"] = calls[0].seed & 0x7FFFFFFF
+        if len(calls) > 1:
+            body["n"] = len(calls)
+        # Not chat.completions.create: walking through every field of the body again takes it a fifth of a call's time.
+        return await self._client(endpoint, url).post(
+            "/chat/completions",
+            cast_to=ChatCompletion,
+            body={**body, **endpoint.extra_body},
+            options={"timeout": endpoint.timeout_s},
         )
 
     async def _probe(self, endpoint: ModelEndpoint, url: str, timeout_s: float) -> None:
