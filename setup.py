@@ -47,6 +47,10 @@ EXTRAS = {
         "duckdb>=1.1",
         "ruff>=0.8",
         "mypy>=1.13",
+        # A local S3 server for the tests; moto's own extra for it brings thirty packages more.
+        "moto[s3]>=5",
+        "flask>=3",
+        "flask-cors>=5",
         "pandas-stubs>=2.2",
         "types-PyYAML>=6.0",
     ],
