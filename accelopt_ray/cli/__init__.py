@@ -25,8 +25,10 @@ from accelopt_ray.cli.report import report
 from accelopt_ray.cli.resume import resume
 from accelopt_ray.cli.serve import serve_rewriter
 from accelopt_ray.cli.watch import watch
+from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.outcome import UserError
 
+FAILURE_EXIT_CODE = 1
 USER_ERROR_EXIT_CODE = 2
 INTERRUPTED_EXIT_CODE = 130
 
@@ -77,6 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
         code = typer.main.get_command(app).main(args=arguments, prog_name="accelopt-ray", standalone_mode=False)
     except UserError as error:
         sys.exit(_complain(str(error)))
+    except DeviceFault as fault:
+        print("accelopt-ray: the device failed: " + " ".join(str(fault).split()), file=sys.stderr)
+        sys.exit(FAILURE_EXIT_CODE)
     except _USAGE_ERROR as error:
         text = error.format_message() if hasattr(error, "format_message") else str(error)
         # Called without arguments, the "error" is the help text.

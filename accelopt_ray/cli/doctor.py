@@ -10,29 +10,16 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-_NEURON_LS = "/opt/aws/neuron/bin/neuron-ls"
+from accelopt_ray.cli.finding import Finding
+from accelopt_ray.cli.neuron_checks import neuron_findings
+
 _PROBE_TIMEOUT_S = 15.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's report.
-
-    Attributes:
-        subject: What was looked at.
-        state: ``ok``, ``absent`` (not needed for simulated runs) or ``problem``.
-        detail: What was found, or what to do.
-    """
-
-    subject: str
-    state: str
-    detail: str
 
 
 def doctor(
@@ -58,9 +45,10 @@ def _findings(endpoint: str | None) -> Iterator[Finding]:
         "accelopt-ray", "ok", f"{code_version()} on Python {platform.python_version()}, {platform.platform()}"
     )
     yield _machine()
-    checks: list[Callable[[], Finding]] = [_ray, _cache, _neuron_devices, _neuron_toolchain, _gpus, _vllm]
+    checks: list[Callable[[], Finding]] = [_ray, _cache, _gpus, _vllm]
     for check in checks:
         yield check()
+    yield from neuron_findings()
     yield _protections()
     yield Finding("simulator", "ok", "sim-trn1, sim-trn2: predicted latencies, always labelled simulated")
     yield _endpoint(endpoint or os.environ.get("OPENAI_BASE_URL"))
@@ -111,32 +99,6 @@ def _protections() -> Finding:
     missing = [name for name, state in report.items() if state == "inactive"]
     detail = f"active: {', '.join(active) or 'none'}"
     return Finding("protections", "ok", detail + (f"; not on this machine: {', '.join(missing)}" if missing else ""))
-
-
-def _neuron_devices() -> Finding:
-    executable = shutil.which("neuron-ls") or (_NEURON_LS if Path(_NEURON_LS).exists() else None)
-    nodes = sorted(Path("/dev").glob("neuron*"))
-    if executable is None:
-        detail = (
-            f"{len(nodes)} device nodes but no neuron-ls: install aws-neuronx-tools" if nodes else "no Neuron device"
-        )
-        return Finding("neuron devices", "problem" if nodes else "absent", detail)
-    answer = _output([executable, "--json-output"])
-    try:
-        devices = json.loads(answer or "")
-        cores = sum(int(device["nc_count"]) for device in devices)
-    except (ValueError, KeyError, TypeError):
-        return Finding("neuron devices", "problem", f"{executable} gives no device list: is the Neuron driver loaded?")
-    return Finding("neuron devices", "ok", f"{len(devices)} devices, {cores} NeuronCores")
-
-
-def _neuron_toolchain() -> Finding:
-    found = [f"{name} {_version(name)}" for name in ("neuronx-cc", "torch-neuronx", "nki") if _version(name)]
-    if not found:
-        return Finding(
-            "neuron toolchain", "absent", "no neuronx-cc: pip install 'accelopt-ray[neuron]' on Trainium nodes"
-        )
-    return Finding("neuron toolchain", "ok", ", ".join(found))
 
 
 def _gpus() -> Finding:

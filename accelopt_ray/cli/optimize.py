@@ -202,7 +202,8 @@ def check_device_and_models(config: RunConfig) -> None:
     """
     from accelopt_ray.devices.registry import get_device
 
-    get_device(config.device)
+    if config.device != "neuron":  # whether there are cores is known to the cluster, not to this machine
+        get_device(config.device)
     config.prompt_library()
     if config.replay is not None:
         from accelopt_ray.agents.replay import replay_client
