@@ -95,7 +95,8 @@ def violation(reply: DamagedReply, code: str | None) -> str | None:
     ]
     if not ends:
         return "it does not stand in the reply"
-    if all(_continues(lines[end:]) for end in ends):
+    whole = any(_normal(kernel).strip() in code for kernel in reply.kernels)
+    if not whole and all(_continues(lines[end:]) for end in ends):
         return "it is a piece of a longer kernel"
     return None
 
@@ -131,6 +132,6 @@ def _bare(line: str) -> str:
 
 def _continues(lines: list[str]) -> bool:
     for line in lines:
-        if line.strip():
-            return line[0] in " \t" and not line.strip().startswith(("```", "~~~", ">"))
+        if line.strip() and not line.strip().startswith(("```", "~~~")):
+            return line[0] in " \t" and any(sign in line for sign in ("(", "=", "return"))
     return False

@@ -16,6 +16,9 @@ _FENCE = re.compile(r"^(?P<prefix>[ \t>]*)(?P<mark>`{3,}|~{3,})(?P<info>.*)$")
 # A first word that can only be code: fence and code share a line, and the word must not be lost as a language tag.
 _CODE_START = re.compile(r"(?:import|from|def|async|class|@)\b|@\w|#")
 
+# A line that goes on with a function's body.
+_BODY_LINE = re.compile(r"(?:return|for|if|else|elif|with|while|assert)\b|[\w.]+(?:\[.*\])?\s*(?:=|\()")
+
 # A reply with more fences than this is noise; the bound keeps the number of pairings small.
 _MAX_FENCES = 400
 _MAX_OPENINGS_PER_CLOSE = 16
@@ -30,12 +33,14 @@ class Block:
         texts: The content, as it stands and with indentation or quoting removed where the fence has any; each a way to
             read the same block.
         closed: Whether a fence closes it.
+        continued: Whether the code goes on behind that fence, so that the block is a torso.
         end_line: Line after its content, for ordering.
     """
 
     tag: str
     texts: tuple[str, ...]
     closed: bool
+    continued: bool
     end_line: int
 
 
@@ -71,10 +76,21 @@ def blocks_last_first(text: str) -> Iterator[Block]:
             yield _block(lines, opening, close.line, close.code_before, closed=True)
 
 
+def _goes_on(lines: list[str], close: int, prefix: str, code_before: str | None) -> bool:
+    """Whether the first line of text behind a fence is one of an indented body of code."""
+    following = next((line for line in lines[close + 1 :] if line.strip()), "")
+    indent = len(following) - len(following.lstrip())
+    if code_before is not None:
+        return indent > 0
+    return indent > len(prefix) and _BODY_LINE.match(following.lstrip()) is not None
+
+
 def text_before_fences(text: str) -> str:
-    """Returns what comes before the first fence: all of a text without fences."""
+    """Returns what comes before the first fence: all of a text without fences, nothing of code that goes on behind."""
     lines = text.split("\n")
     for fence in _fences(lines):
+        if _goes_on(lines, fence.line, "", fence.code_before):
+            return ""
         tail = [] if fence.code_before is None else [fence.code_before]
         return "\n".join([*lines[: fence.line], *tail])
     return text
@@ -119,7 +135,8 @@ def _block(lines: list[str], opening: _Fence, end: int, code_before_close: str |
         width = len(opening.prefix)
         variants.append("\n".join(line[width:] if not line[:width].strip() else line for line in content))
     variants.append(textwrap.dedent(variants[0]))
-    return Block(tag.lower(), tuple(dict.fromkeys(variants)), closed, end)
+    continued = closed and _goes_on(lines, end, opening.prefix, code_before_close)
+    return Block(tag.lower(), tuple(dict.fromkeys(variants)), closed, continued, end)
 
 
 def _split_info(info: str) -> tuple[str, str]:

@@ -99,7 +99,7 @@ def _find(text: str, entries: tuple[str, ...], *, truncated: bool, json_depth: i
     if from_json is not None:
         return from_json
     for block in blocks_last_first(text):
-        if truncated and not block.closed:
+        if block.continued or (truncated and not block.closed):
             continue
         for content in block.texts:
             if defines_entry(content, entries):

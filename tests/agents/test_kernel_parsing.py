@@ -176,7 +176,8 @@ def test_a_damaged_reply_yields_one_of_its_kernels_or_none(data: st.DataObject) 
     code = extract_kernel("".join(kept), finish_reason=data.draw(st.sampled_from(["stop", "length", ""]))).code
     if code is not None:
         ast.parse(code)
-        assert code in (KERNEL, OTHER) or code.startswith((KERNEL, OTHER)) or code.endswith((KERNEL, OTHER))
+        # A stray line at either end may have become part of the block; the kernel in it is whole.
+        assert KERNEL in code or OTHER in code
 
 
 @pytest.mark.timeout(60)
