@@ -76,6 +76,12 @@ def connected(cpus: int | None = None) -> Iterator[Cluster]:
         ray.shutdown()
 
 
+def places_of(resource: str) -> int:
+    """How much of a resource the connected cluster has now, over all its living nodes."""
+    resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return int(resources.get(resource, 0))
+
+
 @contextmanager
 def joined() -> Iterator[None]:
     """Connects to a cluster that is running: the one that RAY_ADDRESS names, or this machine's.

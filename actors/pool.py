@@ -1,14 +1,16 @@
 """The profiler pool: each job to a free slot, each lost worker replaced, no candidate blamed for a worker's death.
 
-Slots are served in turn, so that an evaluation and its repetition seldom meet the same core. After an evaluation that
-had to be killed, and after a worker's replacement, a known kernel shows whether the core still computes; a core that
-fails it rests and is tried again, longer each time, and is retired in the end.
+Slots are opened as nodes join and closed as they leave. They are served in turn, so that an evaluation and its
+repetition seldom meet the same core. After an evaluation that had to be killed, and after a worker's replacement, a
+known kernel shows whether the core still computes; a core that fails it rests and is tried again, longer each time, and
+is retired in the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import re
 import time
@@ -44,6 +46,7 @@ _STAGES_PER_EVALUATION = 30
 worker itself is stuck."""
 
 _PROBE_TIMEOUT_S = 180.0
+_FOLLOW_S = 2.0
 _KILLED = frozenset({EvaluationOutcome.TIMEOUT, EvaluationOutcome.MEMORY_LIMIT, EvaluationOutcome.CRASHED})
 _LOG = logging.getLogger("accelopt_ray.pool")
 
@@ -73,6 +76,7 @@ class ProfilerPool:
         start_worker: Callable[[int], Any],
         rest_s: float = REST_S,
         compilers: CompilePool | None = None,
+        places: Callable[[], int] | None = None,
     ) -> None:
         """Takes workers over.
 
@@ -81,6 +85,8 @@ class ProfilerPool:
             start_worker: Starts a replacement for the worker of a slot.
             rest_s: First rest of a core that failed the known kernel.
             compilers: Compiles before a slot is asked for; None where the slots' workers do it themselves.
+            places: How many workers the cluster has room for now; the pool then grows and shrinks with it. None for a
+                pool that keeps its size.
 
         Raises:
             ValueError: There is no worker.
@@ -92,6 +98,7 @@ class ProfilerPool:
         self._start_worker = start_worker
         self._rest_s = rest_s
         self._compilers = compilers
+        self._places = places
         self._workers = dict(enumerate(workers))
         self._slots = {number: Slot(number) for number in self._workers}
         self._waiting = 0
@@ -108,6 +115,8 @@ class ProfilerPool:
         answers = [asyncio.ensure_future(_answer(worker.core.remote())) for worker in self._workers.values()]
         for slot, answer in enumerate(answers):
             self._prepare(self._admit(slot, answer))
+        if self._places is not None:
+            self._prepare(self._follow(self._places))
         fault = ""
         for next_answer in asyncio.as_completed(answers):
             try:
@@ -171,8 +180,9 @@ class ProfilerPool:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        for worker in self._workers.values():
-            ray.kill(worker)
+        for slot, worker in self._workers.items():
+            if self._slots[slot].state is not SlotState.GONE:
+                ray.kill(worker)
         if self._compilers is not None:
             self._compilers.close()
 
@@ -238,10 +248,32 @@ class ProfilerPool:
         else:
             self._offer(slot)
 
+    async def _follow(self, places: Callable[[], int]) -> None:
+        """Opens slots as nodes join; those of nodes that left are closed when their workers are missed."""
+        while True:
+            await asyncio.sleep(_FOLLOW_S)
+            wanted = await asyncio.to_thread(places)
+            gone = [number for number, slot in self._slots.items() if slot.state is SlotState.GONE]
+            fresh = itertools.count(len(self._slots))
+            for _ in range(wanted - self._open_slots()):
+                number = gone.pop(0) if gone else next(fresh)
+                self._slots[number] = Slot(number)
+                self._prepare(self._bring_back(number))
+
+    def _open_slots(self) -> int:
+        return sum(slot.state is not SlotState.GONE for slot in self._slots.values())
+
+    async def _has_left(self) -> bool:
+        """Whether the cluster has fewer places than the pool has slots, so that a lost worker's node has left."""
+        return self._places is not None and await asyncio.to_thread(self._places) < self._open_slots()
+
     async def _bring_back(self, slot: int) -> None:
         """Starts workers for a slot until one is ready; a node that is going down may take several with it."""
         delay_s = 0.1
         while True:
+            if await self._has_left():
+                self._show(slot, SlotState.GONE, "its node left the cluster")
+                return
             self._show(slot, SlotState.STARTING)
             self._workers[slot] = self._start_worker(slot)
             try:
@@ -274,11 +306,12 @@ class ProfilerPool:
                 await asyncio.sleep(self._rest_s * 2**rest)
         self._show(slot, SlotState.RETIRED, fault)
         _LOG.error("slot=%d core=%s state=retired reason=%s", slot, self._slots[slot].core, fault)
-        if all(each.state is SlotState.RETIRED for each in self._slots.values()):
+        if all(each.state in (SlotState.RETIRED, SlotState.GONE) for each in self._slots.values()):
             self._all_retired.set()
 
     def _offer(self, slot: int) -> None:
         self._show(slot, SlotState.IDLE)
+        self._all_retired.clear()
         self._idle.put_nowait(slot)
 
     def _show(self, slot: int, state: SlotState, detail: str = "") -> None:

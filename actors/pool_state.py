@@ -26,6 +26,7 @@ class SlotState(StrEnum):
     PROBED = "probed"
     RESTING = "resting"
     RETIRED = "retired"
+    GONE = "gone"
 
 
 @dataclass

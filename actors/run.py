@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
 from accelopt_ray.tally import Tally
-from actors.cluster import Cluster
+from actors.cluster import NEURON_RESOURCE, Cluster, places_of
 from actors.driver import Edits, Outcome, SearchDriver
 from actors.events import Event
 from actors.memory import Memory
@@ -137,4 +137,6 @@ def _own_pool(config: RunConfig, cluster: Cluster, make_evaluator: EvaluatorFact
         what = "NeuronCores" if needs_core else "CPUs"
         raise UserError(f"the cluster has {offered} {what} and the run wants {max(slots, 1)} slots: give fewer --slots")
     start = partial(start_profiler, make_evaluator or partial(device_evaluator, config.device), needs_core)
-    return partial(ProfilerPool, [start(slot) for slot in range(slots)], start)
+    # A size that was asked for is kept; otherwise the cluster's is the pool's.
+    places = None if config.slots else partial(places_of, NEURON_RESOURCE if needs_core else "CPU")
+    return partial(ProfilerPool, [start(slot) for slot in range(slots)], start, places=places)

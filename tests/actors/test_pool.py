@@ -198,3 +198,29 @@ def test_the_status_counts_what_happened(notes: str):
     assert {slot.state for slot in status.slots} <= {SlotState.IDLE, SlotState.STARTING}
     assert (status.waiting, status.evaluated, status.per_minute) == (0, 3, 3)
     assert status.outcomes == {"correct": 2, "incorrect": 1} and status.answered_from_store == 1
+
+
+def test_the_pool_grows_with_the_cluster_and_shrinks_when_workers_are_missed(
+    notes: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.pool._FOLLOW_S", 0.05)
+    now = 2
+
+    async def scenario() -> tuple[list[EvaluationResult], list[str]]:
+        nonlocal now
+        start = partial(start_profiler, partial(scripted, notes), False)
+        pool = ProfilerPool([start(0)], start, places=lambda: now)
+        try:
+            await pool.start()
+            results = await asyncio.gather(pool.evaluate(job("a", "sleep 3")), pool.evaluate(job("b", "sleep 3")))
+            grown = len(pool.status().slots)
+            now = 1
+            results.append(await pool.evaluate(job("victim", "die 1")))
+            states = [slot.state for slot in pool.status().slots]
+            return results, [str(grown), *map(str, states)]
+        finally:
+            await pool.close()
+
+    results, found = asyncio.run(scenario())
+    assert all(result.correct for result in results)
+    assert found[0] == "2" and sorted(found[1:]) == ["gone", "idle"]
