@@ -57,7 +57,14 @@ class RunHost:
         memory = InProcess(Memory(settings.memory_rule, settings.memory_capacity))
         try:
             driver = SearchDriver(
-                config, run_id, recorder, memory, partial(SharedPool, shared.pool, run_id), edits, shared.rewriter
+                config,
+                run_id,
+                recorder,
+                memory,
+                partial(SharedPool, shared.pool, run_id),
+                edits,
+                shared.rewriter,
+                shared.hosted_urls,
             )
         except TaskError as error:
             raise UserError(str(error)) from None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -32,10 +32,12 @@ class Shared:
     Attributes:
         pool: Handle of a :class:`PoolHost`.
         rewriter: The offline rewriter, for runs without models.
+        hosted_urls: Where the hosted models answer, by their names.
     """
 
     pool: Any
     rewriter: ModelEndpoint | None = None
+    hosted_urls: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class PoolHost:

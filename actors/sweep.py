@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -17,11 +18,13 @@ from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.outcome import UserError
 from accelopt_ray.rewrite.server import start_background
 from accelopt_ray.search.restore import stored_run_id
+from accelopt_ray.serving.model import HostedModel
 from accelopt_ray.sweep.file import Sweep, SweepRun
 from accelopt_ray.sweep.folder import RunState, RunStatus, SweepFolder, TaskOutcome
 from actors.cluster import Cluster
 from actors.driver import Outcome
 from actors.host import RunHost
+from actors.models import bring_up
 from actors.profiler import EvaluatorFactory
 from actors.run import RunFailedError, outcomes_of
 from actors.shared import Shared, start_pool
@@ -116,12 +119,13 @@ class SweepSession:
             _start_host() for _ in range(-(-min(self._sweep.concurrent_runs, len(waiting)) // RUNS_PER_HOST))
         ]
         try:
-            with _rewriter(any(not run.config.models for run in waiting)) as rewriter:
+            offline = any(not run.config.models for run in waiting)
+            with _rewriter(offline) as rewriter, self._hosted(waiting) as hosted_urls:
                 while waiting or self._active:
                     while waiting and len(self._active) < self._sweep.concurrent_runs:
                         run = waiting.pop(0)
                         attempts[run.name] = attempts.get(run.name, 0) + 1
-                        self._begin(run, Shared(pools[_kind(run)], rewriter))
+                        self._begin(run, Shared(pools[_kind(run)], rewriter, hosted_urls))
                     for ended in self._ended():
                         if self._conclude(ended) and attempts[ended.run.name] < MOST_ATTEMPTS:
                             waiting.append(ended.run)
@@ -177,6 +181,30 @@ class SweepSession:
             devices = sorted({run.config.device for run in runs if _kind(run) == kind})
             pools[kind] = start_pool(devices, slots, self._make_evaluator)
         return pools
+
+    @contextmanager
+    def _hosted(self, runs: list[SweepRun]) -> Iterator[Mapping[str, Sequence[str]]]:
+        """Brings up every model that some run wants hosted, once for all, and ends them with the session."""
+        wanted: dict[str, HostedModel] = {}
+        for run in runs:
+            for model in run.config.hosted_models():
+                if wanted.setdefault(model.name, model) != model:
+                    raise UserError(f"the runs want {model.name} hosted in different ways: give each way its own name")
+        if not wanted:
+            yield {}
+            return
+        logs = self._folder.path / "logs"
+        logs.mkdir(exist_ok=True)
+        loop = asyncio.new_event_loop()
+        try:
+            hosting = bring_up(list(wanted.values()), runs[0].config.hosting, logs, self._say)
+            hosts = loop.run_until_complete(hosting)
+            try:
+                yield hosts.urls
+            finally:
+                loop.run_until_complete(hosts.stop())
+        finally:
+            loop.close()
 
     def _begin(self, run: SweepRun, shared: Shared) -> None:
         before = self._states[run.name]

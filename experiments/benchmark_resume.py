@@ -38,7 +38,7 @@ class Trial:
 
     Attributes:
         victim: Which process was killed.
-        moment_s: When, after the start.
+        parts: After how many writes.
         sessions: How often the run was started or taken up.
         equal: Whether its trajectory is that of the undisturbed run.
         repeated: Journalled replies and finished evaluations that were asked for once more.
@@ -46,7 +46,7 @@ class Trial:
     """
 
     victim: str
-    moment_s: float
+    parts: int
     sessions: int
     equal: bool
     repeated: int
@@ -63,16 +63,18 @@ def main() -> int:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        length_s = _finish(_start(folder, "optimize", TASK, *SIZES, "-o", str(folder / "whole")))
+        if _start(folder, "optimize", TASK, *SIZES, "-o", str(folder / "whole")).wait() != 0:
+            raise RuntimeError("the undisturbed run failed: try it by hand")
+        parts = _parts(folder / "whole")
         expected = _digest(folder / "whole")
         trials = []
         for number in range(arguments.kills):
             victim = draw.choice(VICTIMS)
-            # From before the first row to about the end, as long as the undisturbed run took.
-            trial = _trial(folder, number, victim, draw.uniform(0.2, 1.0) * length_s, expected)
+            # A moment of the run, not of the clock: machines are busy. The delay makes it fall between writes, too.
+            trial = _trial(folder, number, victim, draw.randrange(parts), draw.uniform(0.0, 0.3), expected)
             trials.append(trial)
             print(
-                f"{number + 1:>3}  {trial.victim:<8} killed after {trial.moment_s:5.1f} s  "
+                f"{number + 1:>3}  {trial.victim:<8} killed after {trial.parts:>3} of {parts} writes  "
                 f"{'equal' if trial.equal else 'DIFFERENT'}  repeated {trial.repeated}  lost {trial.lost_calls}  "
                 f"sessions {trial.sessions}",
                 flush=True,
@@ -85,10 +87,12 @@ def main() -> int:
     return 0 if equal == len(trials) and repeated == 0 else 1
 
 
-def _trial(folder: Path, number: int, victim: str, moment_s: float, expected: str) -> Trial:
+def _trial(folder: Path, number: int, victim: str, parts: int, delay_s: float, expected: str) -> Trial:
     output = folder / f"killed-{number}"
     process = _start(folder, "optimize", TASK, *SIZES, "-o", str(output))
-    time.sleep(moment_s)
+    while process.poll() is None and _parts(output) < parts:
+        time.sleep(0.005)
+    time.sleep(delay_s)
     _kill(process, victim)
     sessions, code = 1, process.wait()
     while code != 0:
@@ -107,7 +111,7 @@ def _trial(folder: Path, number: int, victim: str, moment_s: float, expected: st
     evaluated = Counter(read_table(output, "results", run_id, columns=["evaluation_id"])["evaluation_id"].to_pylist())
     repeated = sum(count - 1 for count in [*answered.values(), *evaluated.values()])
     lost = sum(row["outcome"] == "lost" for row in calls)
-    return Trial(victim, moment_s, sessions, _digest(output) == expected, repeated, lost)
+    return Trial(victim, parts, sessions, _digest(output) == expected, repeated, lost)
 
 
 def _start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -117,11 +121,8 @@ def _start(folder: Path, *arguments: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
 
 
-def _finish(process: subprocess.Popen[bytes]) -> float:
-    started = time.monotonic()
-    if process.wait() != 0:
-        raise RuntimeError("the undisturbed run failed: try it by hand")
-    return time.monotonic() - started
+def _parts(output: Path) -> int:
+    return sum(1 for _ in output.glob("trajectory/*/*/part-*"))
 
 
 def _kill(process: subprocess.Popen[bytes], victim: str) -> None:

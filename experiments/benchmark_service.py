@@ -1,8 +1,9 @@
-"""Measures the profiling service on this machine: ``python -m experiments.benchmark_service [noop occupancy hostile]``.
+"""Measures the profiling service on this machine: ``python -m experiments.benchmark_service [PART ...]``.
 
 ``noop``: evaluations whose stages return at once, through compile pool, run pool, recorder and Parquet.
 ``occupancy``: stand-in stages of realistic length, scaled down in time, with and without compile workers.
 ``hostile``: kernels that misbehave, on the simulator, among kernels that do not.
+``node-death``: one of two nodes is killed under load; every evaluation has to end exactly once.
 
 Prints measured values beside their targets. Nothing here is a test: timings depend on the machine.
 """
@@ -25,13 +26,14 @@ from pathlib import Path
 
 import psutil
 import ray
+from ray.cluster_utils import Cluster as LocalNodes
 
 from accelopt_ray.devices.protocol import Artifact, Limits
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.evaluation.store import STORE_VARIABLE
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.search.rows import result_row
-from actors.cluster import connected
+from actors.cluster import connected, places_of
 from actors.compile_pool import CompilePool, start_compiler
 from actors.pool import ProfilerPool
 from actors.pool_state import SlotState
@@ -221,6 +223,45 @@ async def measure_hostile(count: int) -> None:
     await pool.close()
 
 
+async def measure_node_death(evaluations: int) -> None:
+    """How evaluations end when a node dies under them."""
+    nodes = LocalNodes(
+        initialize_head=True,
+        head_node_args={
+            "num_cpus": 0,
+            "_system_config": {"health_check_period_ms": 500, "health_check_failure_threshold": 3},
+        },
+    )
+    workers = [nodes.add_node(num_cpus=_SLOTS) for _ in range(2)]
+    ray.init(address=nodes.address, log_to_driver=False)
+    start = partial(start_profiler, make_stand_in, False)
+    pool = ProfilerPool([start(slot) for slot in range(2 * _SLOTS)], start, places=partial(places_of, "CPU"))
+    await pool.start()
+    ended: Counter[str] = Counter()
+
+    async def one(number: int) -> EvaluationResult:
+        result = await pool.evaluate(job(number, "0 0.2"))
+        ended[result.evaluation_id] += 1
+        return result
+
+    started = time.perf_counter()
+    tasks = [asyncio.ensure_future(one(number)) for number in range(evaluations)]
+    while len(ended) < evaluations // 4:
+        await asyncio.sleep(0.05)
+    await asyncio.to_thread(nodes.remove_node, workers[0], False)
+    results = await asyncio.gather(*tasks)
+    outcomes = dict(Counter(str(result.outcome) for result in results))
+    print(
+        f"node-death: {evaluations} evaluations in {time.perf_counter() - started:.1f} s, of which each ended once: "
+        f"{len(ended) == evaluations and set(ended.values()) == {1}}; outcomes {outcomes}; workers lost "
+        f"{pool.statistics.workers_lost}; dispatched again {pool.statistics.retried}; slots "
+        f"{dict(Counter(str(slot.state) for slot in pool.status().slots))}"
+    )
+    await pool.close()
+    ray.shutdown()
+    nodes.shutdown()
+
+
 def attacked(source: str, attack: str) -> str:
     """A kernel with an attack at the start of its body."""
     lines = source.splitlines()
@@ -248,14 +289,15 @@ def _descendants(process: psutil.Process) -> Iterator[int]:
 def main() -> None:
     """Runs the parts that were named, or all."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=["noop", "occupancy", "hostile", []])
+    parser.add_argument("parts", nargs="*", choices=["noop", "occupancy", "hostile", "node-death", []])
     parser.add_argument("--noop-counts", type=int, nargs="+", default=[100, 1000, 5000, 20000])
     parser.add_argument("--occupancy-evaluations", type=int, default=120)
     parser.add_argument("--hostile-kernels", type=int, default=200)
     arguments = parser.parse_args()
-    parts = arguments.parts or ["noop", "occupancy", "hostile"]
+    parts = arguments.parts or ["noop", "occupancy", "hostile", "node-death"]
     os.environ[STORE_VARIABLE] = "off"
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     with connected(cpus=_SLOTS):
         if "noop" in parts:
             asyncio.run(measure_noop(arguments.noop_counts))
@@ -263,6 +305,8 @@ def main() -> None:
             asyncio.run(measure_occupancy(arguments.occupancy_evaluations))
         if "hostile" in parts:
             asyncio.run(measure_hostile(arguments.hostile_kernels))
+    if "node-death" in parts:
+        asyncio.run(measure_node_death(100))
 
 
 if __name__ == "__main__":

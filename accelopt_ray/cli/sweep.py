@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from accelopt_ray.sweep.file import Sweep, SweepRun
 
 _RUNS_SHOWN = 40
-ANY_SIMULATOR = "sim-trn1"
 
 app = typer.Typer(help="Many runs from one file.", no_args_is_help=True)
 
@@ -234,12 +233,8 @@ def _check(sweep: Sweep) -> None:
     tasks = {(each.config.task, *sorted(each.config.shape.items())): each.config for each in sweep.runs}
     for config in tasks.values():
         usable_tasks(config)
-    # NeuronCores are on the profilers' nodes, not here; those refuse to start without their toolchain.
-    devices = [
-        config if config.device != "neuron" else config.model_copy(update={"device": ANY_SIMULATOR})
-        for config in (each.config for each in sweep.runs)
-    ]
-    for config in {(each.device, repr(each.models)): each for each in devices}.values():
+    outside = {(each.config.device, repr(each.config.models)): each.config for each in sweep.runs}
+    for config in outside.values():
         check_device_and_models(config)
 
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.agents.prices import Price
 from accelopt_ray.cluster.instances import catalogue
 from accelopt_ray.config import RunConfig
@@ -117,14 +116,18 @@ def run_usd(config: RunConfig, demand: Demand, prompt_tokens: int, completion_to
         ("summarizer", demand.summarizer_calls),
         ("fixer", demand.fixer_calls),
     ):
-        endpoints: list[ModelEndpoint] = [each.model_endpoint() for each in config.endpoints(role)]
+        endpoints = config.endpoints(role)
         weights = sum(each.weight for each in endpoints)
         for each in endpoints if calls else []:
-            price = each.price or table.price(each.model)
-            if not isinstance(price, Price):  # unknown, or by the hour: tokens do not tell
-                unpriced.add(each.model)
-            else:
+            # What is hosted is paid by the hour, with the fleet.
+            if each.hosted is not None:
+                continue
+            endpoint = each.model_endpoint()
+            price = endpoint.price or table.price(endpoint.model)
+            if isinstance(price, Price):
                 usd += calls * each.weight / weights * price.cost_usd(prompt_tokens, 0, completion_tokens)
+            else:
+                unpriced.add(endpoint.model)
     return usd, unpriced
 
 
