@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -203,8 +204,13 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
 async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> str:
     names = ", ".join(model.name for model in group)
     starting = asyncio.ensure_future(_as_future(actor.start.remote()))
+    deadline = time.monotonic() + max(model.start_timeout_s for model in group)
     while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
-        tell(f"{names} waits for a place in the cluster")
+        needed = f"{group[0].gpus_per_replica} GPUs and {group[0].cpus_per_replica} CPUs on one node"
+        if time.monotonic() > deadline:
+            starting.cancel()
+            raise UserError(f"the model {names} finds no place in the cluster: it needs {needed} for itself")
+        tell(f"{names} waits for a place in the cluster, {needed}")
     try:
         await starting
         state = None

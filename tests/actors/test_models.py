@@ -62,6 +62,23 @@ def test_a_model_that_does_not_come_up_is_told_in_one_sentence(tmp_path: Path, c
 
 
 @pytest.mark.ray
+def test_a_model_for_which_there_is_no_place_is_not_waited_for_for_ever(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.models._STATE_WAIT_S", 0.2)
+    model = fake_model(tmp_path, gpus_per_replica=8, start_timeout_s=0.5)
+    told: list[str] = []
+
+    async def run() -> None:
+        await bring_up([model], "process", tmp_path / "logs", told.append)
+
+    with pytest.raises(UserError, match="finds no place in the cluster: it needs 8 GPUs and 0 CPUs on one node"):
+        asyncio.run(run())
+    assert told
+    assert starts(tmp_path) == []
+
+
+@pytest.mark.ray
 def test_a_run_hosts_its_own_model_survives_its_crash_and_accounts_for_it(tmp_path: Path, cluster: Cluster):
     fake = fake_model(tmp_path, {"exit_after": 3}, {})
     hosted = {
