@@ -246,8 +246,8 @@ async def measure_node_death(evaluations: int) -> None:
 
     started = time.perf_counter()
     tasks = [asyncio.ensure_future(one(number)) for number in range(evaluations)]
-    while len(ended) < evaluations // 4:
-        await asyncio.sleep(0.05)
+    for first in itertools.islice(asyncio.as_completed(tasks), evaluations // 4):
+        await first
     await asyncio.to_thread(nodes.remove_node, workers[0], False)
     results = await asyncio.gather(*tasks)
     outcomes = dict(Counter(str(result.outcome) for result in results))
@@ -298,13 +298,15 @@ def main() -> None:
     os.environ[STORE_VARIABLE] = "off"
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    with connected(cpus=_SLOTS):
-        if "noop" in parts:
-            asyncio.run(measure_noop(arguments.noop_counts))
-        if "occupancy" in parts:
-            asyncio.run(measure_occupancy(arguments.occupancy_evaluations))
-        if "hostile" in parts:
-            asyncio.run(measure_hostile(arguments.hostile_kernels))
+    local = {
+        "noop": partial(measure_noop, arguments.noop_counts),
+        "occupancy": partial(measure_occupancy, arguments.occupancy_evaluations),
+        "hostile": partial(measure_hostile, arguments.hostile_kernels),
+    }
+    for name, measure in local.items():
+        if name in parts:
+            with connected(cpus=_SLOTS):
+                asyncio.run(measure())
     if "node-death" in parts:
         asyncio.run(measure_node_death(100))
 
