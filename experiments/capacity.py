@@ -101,8 +101,8 @@ def main() -> int:
             outcomes = [each for state in session.states.values() if state for each in state.outcomes]
             evaluations, calls = sum(each.evaluations for each in outcomes), sum(each.calls for each in outcomes)
             print(
-                f"{concurrent} runs in one process, {arguments.slots} profilers without work: {evaluations} evaluations, "
-                f"{calls} calls in {elapsed_s:.1f} s (start included): {evaluations / elapsed_s:.1f} and "
+                f"{concurrent} runs in one process, {arguments.slots} profilers: {evaluations} evaluations "
+                f"and {calls} calls in {elapsed_s:.1f} s (start included): {evaluations / elapsed_s:.1f} and "
                 f"{calls / elapsed_s:.1f} a second",
                 flush=True,
             )

@@ -56,7 +56,9 @@ def sweep_of(tmp_path: Path, base_url: str, **content: Any) -> Sweep:
     models = {"default": {"base_url": base_url, "model": "scripted"}}
     base = {"task": "silu", "shape": {"M": 128, "N": 1024}, "search": sizes, "models": models}
     path = tmp_path / "sweep.yaml"
-    path.write_text(yaml.safe_dump({"name": "x", "base": base, "concurrent_runs": 2, **content}, sort_keys=False))
+    path.write_text(
+        yaml.safe_dump({"name": "x", "base": base, "concurrent_runs": 2, "slots": 1, **content}, sort_keys=False)
+    )
     return load_sweep(path)
 
 
