@@ -14,8 +14,10 @@ from typing import Any, TypeVar, Union
 
 import numpy as np
 
+from accelopt_ray.devices.noise import Comparison
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
 from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult
+from accelopt_ray.evaluation.remeasure import as_details, remeasure
 from accelopt_ray.evaluation.scratch import scratch_folder
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.verify.checks import Attempt, Check, Finding, Trial
@@ -26,7 +28,7 @@ from nkibench.roofline import percent_of_peak
 from nkibench.task import OutputMismatch, Task, TaskError, load_task
 
 _MAX_TEXT = 4000
-_Answer = TypeVar("_Answer", Artifact, RunResult, Measurement)
+_Answer = TypeVar("_Answer", Artifact, RunResult, Measurement, Comparison)
 
 
 def compile_job(job: EvaluationJob, device: Device) -> Union[Artifact, Failure]:
@@ -113,6 +115,7 @@ class _Run:
     stage_s: dict[str, float] = field(default_factory=dict)
     trials: list[dict[str, Any]] = field(default_factory=list)
     whole: bool = False
+    turns: dict[str, object] | None = None
 
     def go(self) -> None:
         _end_on(self.check.inspect_source(self.job.source, self.task.entry))
@@ -140,6 +143,8 @@ class _Run:
                         self._measure(self.artifact, attempt.reference.kernel_inputs)
                     if position in kept:
                         attempts[position] = attempt
+                    if rest and position == max(tried) and not self.device.predicts_latency and self.job.parent_source:
+                        self._measure_against_parent(self.artifact, attempt.reference.kernel_inputs)
 
     def result(self) -> EvaluationResult:
         """What is known so far, with an outcome to be filled in."""
@@ -162,7 +167,11 @@ class _Run:
             precision_tier=self.artifact.precision_tier if self.artifact else "",
             device=self.device.name,
             simulated=self.device.simulated,
-            check_details={"trials": self.trials, "stage_s": self.stage_s},
+            check_details={
+                "trials": self.trials,
+                "stage_s": self.stage_s,
+                **({} if self.turns is None else {"turns": self.turns}),
+            },
             compile_s=self.stage_s.get("compile", 0.0),
             run_s=self.run_s,
             fingerprint_sha256=fingerprint_sha256(self.device),
@@ -184,6 +193,15 @@ class _Run:
                 self.task, self.device.hardware, self.measurement.latency_ms, self.measurement.counters
             )
         )
+
+    def _measure_against_parent(self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]]) -> None:
+        with self._stage("turns"):
+            parent = _compile(replace(self.job, source=self.job.parent_source), self.device, self.task)
+            if isinstance(parent, Failure):
+                return
+            comparison = remeasure(self.device, parent, artifact, inputs, self.job.limits)
+        if comparison is not None:
+            self.turns = as_details(_unless_failed(comparison))
 
     def _try(self, artifact: Artifact, trial: Trial, stack: ExitStack) -> Attempt:
         """Runs the kernel on a trial's inputs; what the attempt refers to lives as long as ``stack``."""

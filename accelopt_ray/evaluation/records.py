@@ -51,6 +51,8 @@ class EvaluationJob:
         task_name: The task whose search asks, for the result's row.
         iteration: The iteration that asks, for the result's row.
         stage: How much of the check to make.
+        parent_source: Kernel that it came from. With the rest of its check, a device that measures runs both in turns,
+            so that a gain can be told from noise.
     """
 
     evaluation_id: str
@@ -64,6 +66,7 @@ class EvaluationJob:
     task_name: str = ""
     iteration: int = 0
     stage: CheckStage = CheckStage.WHOLE
+    parent_source: str = ""
 
 
 @dataclass(frozen=True)
@@ -110,15 +113,28 @@ class EvaluationResult:
         return self.correct and self.check_stage is CheckStage.FIRST
 
     def completed(self, rest: EvaluationResult) -> EvaluationResult:
-        """Returns a provisional result with the rest of its check."""
+        """Returns a provisional result with the rest of its check.
+
+        If it was measured in turns with its parent and noise explains its gain, its latency becomes the parent's.
+        """
         trials = [*self.check_details.get("trials", ()), *rest.check_details.get("trials", ())]  # type: ignore[misc]
+        details = {**self.check_details, "trials": trials}
+        latency_ms, percent = self.latency_ms, self.percent_of_peak
+        turns = rest.check_details.get("turns")
+        if isinstance(turns, Mapping):
+            details["turns"] = turns
+            if not turns["promoted"] and latency_ms is not None and turns["parent_latency_ms"] > latency_ms:
+                percent = None if percent is None else percent * latency_ms / turns["parent_latency_ms"]
+                latency_ms = turns["parent_latency_ms"]
         return dataclasses.replace(
             self,
             outcome=rest.outcome,
             reason=rest.reason,
             error_text=rest.error_text,
             check_stage=CheckStage.WHOLE,
-            check_details={**self.check_details, "trials": trials},
+            check_details=details,
+            latency_ms=latency_ms,
+            percent_of_peak=percent,
             compile_s=self.compile_s + rest.compile_s,
             run_s=self.run_s + rest.run_s,
             queue_s=self.queue_s + rest.queue_s,

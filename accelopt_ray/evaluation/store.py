@@ -107,6 +107,7 @@ def evaluation_key(job: EvaluationJob, device: Device) -> str | None:
         "task": _task_identity(task),
         "device": fingerprint_sha256(device),
         "check": [job.check, str(job.stage), job.precision, list(job.seeds)],
+        "parent": canonical_sha256(job.parent_source) if job.parent_source else "",
         "harness": code_version(),
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

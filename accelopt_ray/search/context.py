@@ -186,6 +186,7 @@ class SearchContext:
         source: KernelSource,
         stage: CheckStage = CheckStage.WHOLE,
         iteration: int | None = None,
+        parent: KernelSource | None = None,
     ) -> EvaluationResult:
         """Evaluates a kernel; the evaluation has been reserved in :attr:`evaluations` by the caller."""
         return await self.services.evaluate(
@@ -198,14 +199,17 @@ class SearchContext:
                 task_name=self.task.name,
                 iteration=self.iteration if iteration is None else iteration,
                 stage=stage,
+                parent_source="" if parent is None else parent.text,
             )
         )
 
     async def complete_check(self, attempt: Attempt) -> Attempt:
-        """Makes the rest of an attempt's check."""
+        """Makes the rest of an attempt's check; a device that measures also runs it in turns with its parent."""
         if attempt.source is None:
             raise ValueError(f"attempt {attempt.candidate_id} has no kernel to check")
-        rest = await self.evaluate(self.ids.rest(attempt.evaluation_id), attempt.source, CheckStage.REST)
+        rest = await self.evaluate(
+            self.ids.rest(attempt.evaluation_id), attempt.source, CheckStage.REST, parent=attempt.plan.parent.source
+        )
         return replace(attempt, result=attempt.result.completed(rest))
 
     async def store_source(self, source: KernelSource, iteration: int = 0) -> None:

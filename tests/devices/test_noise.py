@@ -22,8 +22,9 @@ from accelopt_ray.devices.noise import (
 from accelopt_ray.devices.noisy import Noise, NoisyDevice
 from accelopt_ray.devices.protocol import Artifact, KernelRequest, Limits, Measurement, TensorSpec
 from accelopt_ray.devices.registry import get_device
-from accelopt_ray.evaluation.records import EvaluationJob, TaskRef
-from accelopt_ray.evaluation.remeasure import RemeasureJob, remeasure
+from accelopt_ray.evaluation.evaluate import evaluate
+from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, TaskRef
+from accelopt_ray.evaluation.remeasure import PROMOTION_MARGIN, remeasure
 from accelopt_ray.outcome import UserError
 from accelopt_ray.verify.references import ReferenceCache
 from nkibench.task import load_task
@@ -137,33 +138,64 @@ def test_unknown_noise_is_the_users_mistake(options):
         Noise.parse(options)
 
 
-@pytest.fixture(scope="module")
-def silu_job() -> EvaluationJob:
-    task = load_task("silu")
-    return EvaluationJob(
-        "e", TaskRef("silu", tuple(task.reduced.items())), task.baseline_source(), "sim-trn1", "published"
-    )
+@pytest.fixture
+def x(tmp_path: Path) -> list[Path | float]:
+    np.save(tmp_path / "x.npy", np.ones(SHAPE, np.float32))
+    return [tmp_path / "x.npy", 2.0]
 
 
-def test_a_kernel_is_not_promoted_over_itself_however_noisy_and_drifting_the_core(silu_job, tmp_path: Path):
+def test_a_kernel_is_not_promoted_over_itself_however_noisy_and_drifting_the_core(x):
     promoted = 0
-    for seed in range(10):
+    for seed in range(20):
         device = dataclasses.replace(noisy(relative=0.02, drift_per_run=1e-4, seed=seed), rule=NoiseRule(0.01, 2))
-        found = remeasure(RemeasureJob(silu_job, silu_job.source), device, ReferenceCache(tmp_path))
+        kernel = artifact(device)
+        found = remeasure(device, kernel, kernel, x, Limits())
         assert isinstance(found, Comparison) and len(found.child_ms) == 3
-        promoted += found.promotes(0.01)
+        promoted += found.promotes(PROMOTION_MARGIN)
     assert promoted == 0
 
 
-def test_a_gain_well_above_the_noise_is_promoted(silu_job, tmp_path: Path):
+def test_a_gain_well_above_the_noise_is_promoted(x):
     # The second kernel's latencies as if it were a tenth faster: the noise of both stays.
     device = noisy(relative=0.01, drift_per_run=1e-4, seed=4)
-    found = remeasure(RemeasureJob(silu_job, silu_job.source), device, ReferenceCache(tmp_path))
+    found = remeasure(device, artifact(device), artifact(device), x, Limits())
     assert isinstance(found, Comparison)
-    assert dataclasses.replace(found, child_ms=tuple(np.array(found.child_ms) / 1.1)).promotes(0.02)
+    assert dataclasses.replace(found, child_ms=tuple(np.array(found.child_ms) / 1.1)).promotes(PROMOTION_MARGIN)
 
 
-def test_a_predicting_device_is_asked_once(silu_job, tmp_path: Path):
-    found = remeasure(RemeasureJob(silu_job, silu_job.source), get_device("sim-trn1"), ReferenceCache(tmp_path))
-    assert isinstance(found, Comparison) and len(found.parent_ms) == 1
-    assert found.speedup == 1.0
+@pytest.mark.parametrize("relative", [0.0, 0.02])
+def test_a_candidate_that_is_no_faster_than_its_parent_gets_its_parents_latency(relative: float, tmp_path: Path):
+    task = load_task("silu")
+    first = EvaluationJob(
+        "e",
+        TaskRef("silu", tuple(task.reduced.items())),
+        task.baseline_source(),
+        "sim-trn1",
+        "published",
+        seeds=(0, 21),
+        stage=CheckStage.FIRST,
+    )
+    device, references = noisy(relative=relative, seed=5), ReferenceCache(tmp_path)
+    lucky = dataclasses.replace(evaluate(first, device, references), latency_ms=1e-6, percent_of_peak=90.0)
+    rest = evaluate(dataclasses.replace(first, stage=CheckStage.REST, parent_source=first.source), device, references)
+    assert lucky.provisional and rest.correct, rest.error_text
+    turns = rest.check_details["turns"]
+    assert not turns["promoted"] and len(turns["parent_ms"]) == len(turns["child_ms"]) == 3
+    settled = lucky.completed(rest)
+    assert settled.correct and settled.latency_ms == turns["parent_latency_ms"]
+    assert settled.percent_of_peak == pytest.approx(90.0 * 1e-6 / settled.latency_ms)
+
+
+def test_a_predicting_device_takes_no_turns(tmp_path: Path):
+    task = load_task("silu")
+    job = EvaluationJob(
+        "e",
+        TaskRef("silu", tuple(task.reduced.items())),
+        task.baseline_source(),
+        "sim-trn1",
+        "published",
+        seeds=(0, 21),
+        stage=CheckStage.REST,
+        parent_source=task.baseline_source(),
+    )
+    assert "turns" not in evaluate(job, get_device("sim-trn1"), ReferenceCache(tmp_path)).check_details
