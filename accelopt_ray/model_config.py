@@ -221,6 +221,8 @@ class Endpoint(Section):
         model, sampling = hosted.model(name), hosted.sampling(name)
         # One request for all samples of a prompt: vLLM reads the prompt once for them.
         values: dict[str, object] = {"model": name, "samples_per_request": 16, "tokenizer": model.source}
+        # Calls wait for a server that is started again: with pauses of up to a minute, for a quarter of an hour.
+        values["max_retries"] = 20
         values |= {key: value for key, value in vars(sampling).items() if value not in (None, {})}
         if hosted.gpu_hour_usd is not None and self.price is None:
             values |= {"gpu_hour_usd": hosted.gpu_hour_usd, "gpus": max(1, model.gpus)}
