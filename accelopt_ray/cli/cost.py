@@ -35,7 +35,12 @@ def cost(
         dates = _price_dates(trajectory.configurations)
     if as_json:
         views: dict[str, Any] = {name.replace(" ", "_"): _records(table) for name, table in tables.items()}
-        answer = {"prices_as_of": dates, "total": next(iter(_records(total)), None), **views, "searches": _records(bought)}
+        answer = {
+            "prices_as_of": dates,
+            "total": next(iter(_records(total)), None),
+            **views,
+            "searches": _records(bought),
+        }
         print(json.dumps(answer, indent=2))
         return
     for name, table in tables.items():
