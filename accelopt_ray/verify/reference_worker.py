@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 META_NAME = "meta.json"
 # Outputs beyond this many elements are kept as a sample of their rows, unless the whole is asked for.
-SAMPLED_ABOVE_ELEMENTS = 1 << 25
-_SAMPLE_ELEMENTS = 1 << 23
+SAMPLED_ABOVE_ELEMENTS = 1 << 22
+_SAMPLE_ELEMENTS = 1 << 22
 _SAMPLE_BLOCK_ROWS = 16
 _ACCURACY_MAX_ELEMENTS = 1 << 25
 

@@ -39,7 +39,7 @@ from nkibench.task import Task
 CACHE_VARIABLE = "ACCELOPT_RAY_CACHE"
 DEFAULT_CAP_BYTES = 8 << 30
 # A change of the entries' content or meaning makes a new number, and old entries age out.
-_FORMAT = 1
+_FORMAT = 2
 _BUILD_LIMITS = Limits(timeout_s=1800.0, memory_bytes=64 << 30)
 
 
@@ -126,7 +126,7 @@ class ReferenceCache:
             seed: Seed of its inputs.
             distribution: Distribution of its inputs.
             whole: Whether outputs are wanted whole even if they are large; otherwise a sample of rows that is secret
-                to this machine.
+                to this machine and depends on the seed alone.
             accuracy: Whether the reference's own accuracy is wanted as well.
 
         Raises:
@@ -191,7 +191,7 @@ class ReferenceCache:
                 "distribution": distribution,
                 "whole": whole,
                 "accuracy": accuracy,
-                "sample_seed": self.secret_seed(task, "rows"),
+                "sample_seed": self.secret_seed(task, f"rows {seed}"),
                 "folder": str(unfinished),
             }
             result = run_child(

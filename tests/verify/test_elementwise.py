@@ -182,6 +182,26 @@ def test_inputs_without_influence_are_named(cache, tmp_path):
     assert run(cache, task, lambda x, b: np.exp(np.float32(1e-5) * b)) == {}
 
 
+def test_cancellation_is_known_before_an_element_all_but_vanishes():
+    generator = np.random.default_rng(0)
+    a, b, c, d = generator.standard_normal((4, 64, 512), dtype=np.float32)
+    exact = a.astype(np.float64) * b - c.astype(np.float64) * d
+    # Rounding of products near 1, in units of the row; an element of 1e-9 may be off by as much.
+    assert 1e-9 < Accuracy.of([a * b - c * d], [exact]).element_of_row < 1e-6
+
+
+def test_functions_that_do_not_cancel_have_relative_errors_only():
+    x = np.random.default_rng(0).standard_normal((64, 512)) * 30
+    single = np.exp(x.astype(np.float32) - np.float32(100))
+    exact = np.exp(x.astype(np.float32).astype(np.float64) - 100)
+    assert Accuracy.of([single], [exact]).element_of_row < 1e-20
+
+
+def test_the_rounding_of_a_flat_output_is_relative():
+    exact = 1 + np.random.default_rng(0).uniform(0, 1e-5, (64, 512))
+    assert Accuracy.of([exact.astype(np.float32)], [exact]).element_of_row == 0
+
+
 def test_sampled_rows_are_compared_in_their_places(tmp_path):
     from accelopt_ray.verify import reference_worker
 

@@ -98,6 +98,23 @@ def test_concurrent_users_build_an_entry_once(task, cache, monkeypatch):
     assert len(seen) == 6 and len(set(seen)) == 1
 
 
+def test_large_outputs_are_sampled_in_rows_that_the_seed_chooses(cache):
+    large = load_task("silu", {"M": 1024, "N": 8192})
+
+    def rows(seed: int, distribution: str) -> list[int]:
+        with cache.use(large, seed, distribution, whole=False) as entry:
+            (output,) = entry.outputs
+            assert output.values().shape == (len(output.rows()), 8192)
+            return output.rows().tolist()
+
+    chosen = rows(1, "ordinary")
+    assert {0, 1023} <= set(chosen) and len(chosen) <= 512
+    assert rows(1, "influence") == chosen  # compared with each other, row by row
+    assert rows(2, "ordinary") != chosen
+    with cache.use(large, 1) as whole:
+        assert whole.outputs[0].rows() is None
+
+
 def test_the_least_recently_used_entries_go_first_and_none_in_use(task, cache):
     with cache.use(task, 0):
         pass
