@@ -82,7 +82,7 @@ class RunConfig(Section):
     task: str
     shape: dict[str, int] = Field(default_factory=dict)
     device: str = "sim-trn1"
-    check: str = "published"
+    check: str = "strict"
     preset: str = DEFAULT_PRESET
     seed: int = 0
     output: Path

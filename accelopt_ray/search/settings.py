@@ -79,7 +79,7 @@ class SearchSettings:
     experiences_per_iteration: int = 8
     memory_capacity: int = 16
     seed: int = 0
-    check: str = "published"
+    check: str = "strict"
     staged_check: bool = True
     device: str = "sim-trn1"
     selection_rule: SelectionRule = SelectionRule.PAPER
