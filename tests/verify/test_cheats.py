@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from verify.kernels import CHEATS, COMPENSATED, HONEST, POSING, SHAPES, Cheat
 
+from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
@@ -74,6 +75,24 @@ def test_there_are_many_cheats():
 def test_baselines_pass(cache, name):
     task = load_task(name).at_reduced_shape()
     result = judge(cache, name, task.baseline_source(), dict(task.parameters))
+    assert result.outcome is EvaluationOutcome.CORRECT, explain(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", list_tasks())
+def test_baselines_pass_for_any_seed(cache, name):
+    task = load_task(name).at_reduced_shape()
+    for seed in range(20):
+        result = judge(cache, name, task.baseline_source(), dict(task.parameters), seeds=(2000 + seed,))
+        assert result.outcome is EvaluationOutcome.CORRECT, explain(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", list_tasks())
+def test_baselines_pass_at_full_shape(cache, name):
+    result = judge(cache, name, load_task(name).baseline_source(), {}, limits=Limits(timeout_s=900.0))
     assert result.outcome is EvaluationOutcome.CORRECT, explain(result)
 
 
