@@ -48,7 +48,7 @@ def test_a_folder_is_claimed_once_and_again_by_the_same_sweep(tmp_path: Path) ->
     [
         ({"name": "other"}, "holds the sweep x"),
         ({"scales": {"small": {}}}, "holds the sweep x"),
-        ({"base": {"task": "silu", "check": "strict"}}, "with another configuration than the file has now"),
+        ({"base": {"task": "silu", "check": "published"}}, "with another configuration than the file has now"),
     ],
 )
 def test_another_sweep_is_refused(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
