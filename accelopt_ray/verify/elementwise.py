@@ -3,7 +3,8 @@
 For an output element ``o`` with reference ``r`` in a row (all elements along the last axis) of root mean square ``m``,
 the error ``|o - r|`` may be at most ``1e-3 * |r| + share * m``. The share is a multiple of what the fp32 reference's
 own error has in it that is not relative to the element (:mod:`accelopt_ray.verify.accuracy`): zero for a softmax, so
-that dropping its small entries is seen, and some 1e-5 for matrix products, whose sums cancel.
+that dropping its small entries is seen, and some 1e-5 for matrix products, whose sums cancel. Where the reference's own
+elements are less accurate than that, as exponentials of huge scores are, a multiple of their error takes the place of 1e-3.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def examine(output: npt.NDArray[Any], reference: ReferenceOutput, bounds: Bounds
             row = int(np.argmax(row_ratio))
             worst_row = max(worst_row, (float(row_ratio[row]), int(names[row])))
             allowed = np.abs(wanted, out=wanted)
-            allowed *= _ELEMENT_TOLERANCE
+            allowed *= max(_ELEMENT_TOLERANCE, bounds.element_noise)
             allowed += bounds.element_of_row * np.sqrt(squared_rows / wanted.shape[1])[:, None]
             np.maximum(allowed, TINY, out=allowed)
             error /= allowed
