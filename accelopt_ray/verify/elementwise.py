@@ -4,7 +4,7 @@ For an output element ``o`` with reference ``r`` in a row (all elements along th
 the error ``|o - r|`` may be at most ``1e-3 * |r| + share * m``. The share is a multiple of what the fp32 reference's
 own error has in it that is not relative to the element (:mod:`accelopt_ray.verify.accuracy`): zero for a softmax, so
 that dropping its small entries is seen, and some 1e-5 for matrix products, whose sums cancel. Where the reference's own
-elements are less accurate than that, as exponentials of huge scores are, a multiple of their error takes the place of 1e-3.
+elements are less accurate than that, as exponentials of huge scores are, a multiple of their error replaces the 1e-3.
 """
 
 from __future__ import annotations
