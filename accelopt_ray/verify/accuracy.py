@@ -1,14 +1,17 @@
 """How accurate a task's fp32 reference is itself, which bounds what may be asked of a kernel.
 
-The reference is computed twice at a small shape, in fp32 and in double precision. The differences tell how much of an
-error is the arithmetic's own, beyond what is relative to the element: nothing for a softmax, a part of the row's
-size for a matrix product, whose sums cancel. A strict check allows a multiple of that and no more.
+The reference is computed at a small shape in fp32, in double precision, and in double precision for inputs that are
+off by their own rounding. The differences tell how much of an error is the arithmetic's own, beyond what is relative
+to the element: nothing for a softmax, a part of the row's size for a matrix product, whose sums cancel. The third
+shows what the first may hide by luck: where few outputs depend strongly on the inputs' last bits, one order of
+summation may meet them well and another, no less careful, may not. A strict check allows a multiple of the differences
+and no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
@@ -72,6 +75,10 @@ class Accuracy:
             element=max(worst[2], _MIN_ERROR),
             element_of_row=worst[3],
         )
+
+    def or_worse(self, other: Accuracy) -> Accuracy:
+        """Returns the larger of each error."""
+        return Accuracy(*(max(pair) for pair in zip(astuple(self), astuple(other), strict=True)))
 
 
 def _smallest(size_in_row: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

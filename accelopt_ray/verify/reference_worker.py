@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -24,6 +25,8 @@ SAMPLED_ABOVE_ELEMENTS = 1 << 22
 _SAMPLE_ELEMENTS = 1 << 22
 _SAMPLE_BLOCK_ROWS = 16
 _ACCURACY_MAX_ELEMENTS = 1 << 25
+_ROUNDINGS = 2
+_FP32_ROUNDING = 2.0**-24
 
 
 def build(argument: bytes) -> bytes:
@@ -127,10 +130,22 @@ def _accuracy(task: Task, seed: int, distribution: str) -> Accuracy:
         if sum(value.size for value in inputs if isinstance(value, np.ndarray)) > _ACCURACY_MAX_ELEMENTS:
             return Accuracy()
         outputs = small.forward(inputs)
-        exact = small.forward([_in_double(value) for value in inputs])
-    if not all(np.isfinite(output).all() for output in (*outputs, *exact)):
+        doubles = [_in_double(value) for value in inputs]
+        exact = small.forward(doubles)
+        generator = np.random.default_rng([seed, 2])
+        rounded = [small.forward([_off_by_rounding(value, generator) for value in doubles]) for _ in range(_ROUNDINGS)]
+    if not all(np.isfinite(output).all() for output in itertools.chain(outputs, exact, *rounded)):
         return Accuracy()
-    return Accuracy.of(outputs, exact)
+    accuracy = Accuracy.of(outputs, exact)
+    for others in rounded:
+        accuracy = accuracy.or_worse(Accuracy.of(others, exact))
+    return accuracy
+
+
+def _off_by_rounding(value: Value, generator: np.random.Generator) -> Value:
+    if not (isinstance(value, np.ndarray) and value.dtype == np.float64):
+        return value
+    return value * (1.0 + _FP32_ROUNDING * generator.standard_normal(value.shape))
 
 
 def _in_double(value: Value) -> Value:

@@ -39,7 +39,7 @@ from nkibench.task import Task
 CACHE_VARIABLE = "ACCELOPT_RAY_CACHE"
 DEFAULT_CAP_BYTES = 8 << 30
 # A change of the entries' content or meaning makes a new number, and old entries age out.
-_FORMAT = 2
+_FORMAT = 3
 _BUILD_LIMITS = Limits(timeout_s=1800.0, memory_bytes=64 << 30)
 
 
