@@ -16,7 +16,6 @@ REQUIREMENTS = [
     "httpx>=0.27",
     "tenacity>=8.2",
     "jinja2>=3.1",
-    "libcst>=1.5",
     "numpy>=2.2,<3",
     "ml_dtypes>=0.5",
     "threadpoolctl>=3.5",
@@ -43,6 +42,7 @@ EXTRAS = {
     "dev": [
         "pytest>=8",
         "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "duckdb>=1.1",
         "ruff>=0.8",

@@ -14,6 +14,13 @@ os.environ.pop("RAY_ADDRESS", None)
 os.environ["ACCELOPT_RAY_STORE"] = "off"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Says what stays together when pytest-xdist shares the tests out: a module, and all that use the one cluster."""
+    for item in items:
+        together = "ray" if item.get_closest_marker("ray") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(together))
+
+
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[object]:
     """A local cluster with two CPUs, shared by all tests; actors are the tests' own and end with them."""
