@@ -18,8 +18,8 @@ from accelopt_ray.devices.noise import Comparison
 from accelopt_ray.devices.protocol import Artifact, Device, Failure, KernelRequest, Measurement, RunResult, TensorSpec
 from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult
 from accelopt_ray.evaluation.remeasure import as_details, remeasure
-from accelopt_ray.evaluation.scratch import scratch_folder
 from accelopt_ray.outcome import EvaluationOutcome, UserError
+from accelopt_ray.scratch import scratch_folder
 from accelopt_ray.verify.checks import Attempt, Check, Finding, Trial
 from accelopt_ray.verify.references import ReferenceCache
 from accelopt_ray.verify.registry import get_check
@@ -127,7 +127,9 @@ class _Run:
             self._measure(self.artifact, ())
         trials = self.check.trials(self.task, self.job.seeds, self.references, self.artifact.repeatable)
         kept = {trial.compared_with for trial in trials}
-        tried = _tried(trials, self.job.stage)
+        judged = _judged(trials, self.job.stage)
+        # What others are compared with runs in their stage as well.
+        tried = judged | {trial.compared_with for position, trial in enumerate(trials) if position in judged}
         self.whole = self.job.stage is CheckStage.WHOLE or len(trials) == 1
         attempts: dict[int, Attempt] = {}
         with ExitStack() as until_the_end:
@@ -137,13 +139,14 @@ class _Run:
                 with ExitStack() as until_the_next:
                     stack = until_the_end if position in kept else until_the_next
                     attempt = self._try(self.artifact, trial, stack)
-                    before = None if trial.compared_with is None else attempts[trial.compared_with]
-                    self._judge(trial, attempt, before)
+                    if position in judged:
+                        before = None if trial.compared_with is None else attempts[trial.compared_with]
+                        self._judge(trial, attempt, before)
                     if position == 0 and not rest and not self.device.predicts_latency:
                         self._measure(self.artifact, attempt.reference.kernel_inputs)
                     if position in kept:
                         attempts[position] = attempt
-                    if rest and position == max(tried) and not self.device.predicts_latency and self.job.parent_source:
+                    if rest and position == max(judged) and not self.device.predicts_latency and self.job.parent_source:
                         self._measure_against_parent(self.artifact, attempt.reference.kernel_inputs)
 
     def result(self) -> EvaluationResult:
@@ -246,13 +249,11 @@ class _Run:
             self.stage_s[name] = self.stage_s.get(name, 0.0) + time.perf_counter() - started
 
 
-def _tried(trials: Sequence[Trial], stage: CheckStage) -> set[int]:
-    """Positions of the trials that a stage makes; the rest also needs those that it compares with."""
+def _judged(trials: Sequence[Trial], stage: CheckStage) -> set[int]:
+    """Positions of the trials that belong to a stage."""
     if stage is CheckStage.FIRST:
         return {0}
-    positions = set(range(1 if stage is CheckStage.REST else 0, len(trials)))
-    compared = (trials[position].compared_with for position in positions)
-    return positions | {position for position in compared if position is not None}
+    return set(range(1 if stage is CheckStage.REST else 0, len(trials)))
 
 
 def _end_on(finding: Finding | None) -> None:

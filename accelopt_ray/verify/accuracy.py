@@ -38,8 +38,9 @@ class Accuracy:
         row_l2: Largest relative L2 error of a row (all elements along the last axis).
         element: Largest relative error of an element that is not small in its row.
         element_of_row: Largest error that is not relative to the element, in units of the root mean square of its row:
-            what goes beyond 1e-4 of the element, and beyond rounding for the smallest elements. The latter is there in
-            any sample where sums cancel; that an element all but vanishes is rare and may happen at full size only.
+            what goes beyond ``element`` and beyond 1e-4 of the element, or, for the smallest elements, beyond
+            rounding. The latter is there in any sample where sums cancel; that an element all but vanishes is rare and
+            may happen at full size only.
     """
 
     l2: float = _MIN_ERROR
@@ -58,14 +59,16 @@ class Accuracy:
             row_error, row_size = np.linalg.norm(error, axis=1), np.linalg.norm(expected, axis=1)
             row_rms = row_size / np.sqrt(expected.shape[1])
             large = size >= np.maximum(_LARGE_IN_ROW * row_rms, TINY)[:, None]
+            element = float(np.max(np.where(large, error, 0.0) / np.maximum(size, TINY)))
             # Of most elements what is far beyond a relative error; of the smallest all that rounding does not explain.
+            # Neither counts what is the relative error that large elements have too: that is allowed as such.
             is_smallest = _smallest(size / np.maximum(row_rms, TINY)[:, None])
-            relative = np.where(is_smallest, _ROUNDING, _RELATIVE_PART)
+            relative = np.where(is_smallest, max(_ROUNDING, element), max(_RELATIVE_PART, element))
             beyond = np.maximum(error - relative * size, 0.0)
             measured = (
                 float(np.linalg.norm(row_error) / max(float(np.linalg.norm(row_size)), TINY)),
                 float(np.max(row_error / np.maximum(row_size, TINY))),
-                float(np.max(np.where(large, error, 0.0) / np.maximum(size, TINY))),
+                element,
                 float(np.max(beyond / np.maximum(row_rms, TINY)[:, None])),
             )
             worst = [max(pair) for pair in zip(worst, measured, strict=True)]

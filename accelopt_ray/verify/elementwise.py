@@ -154,18 +154,18 @@ def compare_changes(
     Args:
         before: Output for the ordinary inputs.
         after: Output for the perturbed inputs.
-        reference_before: Reference for the ordinary inputs.
-        reference_after: Reference for the perturbed inputs, with the same rows.
+        reference_before: Reference for the ordinary inputs, held whole.
+        reference_after: Reference for the perturbed inputs; the rows that it holds are looked at.
         bounds: What is allowed of each output by itself.
     """
-    rows = reference_before.rows()
+    rows = reference_after.rows()
     old_rows, new_rows = as_rows(reference_before.values()), as_rows(reference_after.values())
     old_output, new_output = as_rows(before), as_rows(after)
-    step = max(1, _CHUNK_ELEMENTS // max(1, old_rows.shape[1]))
-    for start in range(0, len(old_rows), step):
-        stop = min(start + step, len(old_rows))
+    step = max(1, _CHUNK_ELEMENTS // max(1, new_rows.shape[1]))
+    for start in range(0, len(new_rows), step):
+        stop = min(start + step, len(new_rows))
         names: Any = slice(start, stop) if rows is None else rows[start:stop]
-        old = np.asarray(old_rows[start:stop], dtype=np.float64)
+        old = np.asarray(old_rows[names], dtype=np.float64)
         moved = np.asarray(new_rows[start:stop], dtype=np.float64) - old
         got = np.asarray(new_output[names], dtype=np.float64) - old_output[names]
         noise = bounds.element_noise * np.maximum(np.abs(old), np.abs(old + moved))

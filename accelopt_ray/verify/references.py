@@ -1,10 +1,11 @@
 """Inputs and reference outputs of tasks, computed once per machine and shared by all evaluations on it.
 
-The cache is a folder of entries, one per task, shape, seed and distribution. An entry holds the kernel's inputs and the
-reference's outputs as ``.npy`` files, so that users map them instead of loading them. Entries are built in a child
-process under a file lock and appear by an atomic rename: whoever comes second waits and then uses the first one's work,
-and nobody ever sees half an entry. Entries beyond the size cap are removed, the least recently used first and never one
-that is in use.
+The cache is a folder of entries of ``.npy`` files, which users map instead of loading them: one with the ordinary
+inputs of a task, shape and seed, and one with the reference's outputs for each distribution of them. The inputs of the
+other distributions differ from the ordinary ones in little or by a factor; they are derived for each use and not kept.
+Entries are built in a child process under a file lock and appear by an atomic rename: whoever comes second waits and
+then uses the first one's work, and nobody ever sees half an entry. Entries beyond the size cap are removed, the least
+recently used first and never one that is in use.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import secrets
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -30,6 +31,7 @@ import platformdirs
 from accelopt_ray.devices.child import ChildEnd, ChildTask, run_child
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.outcome import UserError
+from accelopt_ray.scratch import scratch_folder
 from accelopt_ray.verify import reference_worker
 from accelopt_ray.verify.accuracy import Accuracy
 from nkibench.distributions import ORDINARY
@@ -39,8 +41,8 @@ from nkibench.task import Task
 CACHE_VARIABLE = "ACCELOPT_RAY_CACHE"
 DEFAULT_CAP_BYTES = 8 << 30
 # A change of the entries' content or meaning makes a new number, and old entries age out.
-_FORMAT = 3
-_BUILD_LIMITS = Limits(timeout_s=1800.0, memory_bytes=64 << 30)
+_FORMAT = 4
+_WORKER_LIMITS = Limits(timeout_s=1800.0, memory_bytes=64 << 30)
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ class ReferenceOutput:
 
 @dataclass(frozen=True)
 class ReferenceSet:
-    """One entry of the cache, valid while its ``use`` block is open.
+    """Inputs and reference outputs of one seed and distribution, valid while its ``use`` block is open.
 
     Attributes:
         seed: Seed of the inputs.
@@ -119,20 +121,47 @@ class ReferenceCache:
     def use(
         self, task: Task, seed: int, distribution: str = ORDINARY, whole: bool = True, accuracy: bool = False
     ) -> Iterator[ReferenceSet]:
-        """Provides an entry, built first if need be, and keeps it from being removed until the block ends.
+        """Provides reference data, built first if need be, and keeps them from being removed until the block ends.
 
         Args:
             task: The task.
             seed: Seed of its inputs.
             distribution: Distribution of its inputs.
             whole: Whether outputs are wanted whole even if they are large; otherwise a sample of rows that is secret
-                to this machine and depends on the seed alone.
+                to this machine and depends on seed and distribution.
             accuracy: Whether the reference's own accuracy is wanted as well.
 
         Raises:
             UserError: The task's reference fails, or the cache folder cannot be written.
         """
-        key = _key(task, seed, distribution, whole, accuracy)
+        request = {**_located(task), "seed": seed}
+        with contextlib.ExitStack() as stack:
+            inputs = stack.enter_context(self._held(task, "build_inputs", request))
+            request |= {"distribution": distribution, "inputs": str(inputs)}
+            outputs = stack.enter_context(
+                self._held(
+                    task,
+                    "build_outputs",
+                    {
+                        **request,
+                        "whole": whole,
+                        "accuracy": accuracy,
+                        "sample_seed": self.secret_seed(task, f"rows {seed} {distribution}"),
+                    },
+                )
+            )
+            if distribution == ORDINARY:
+                folder, values = inputs, _read_meta(inputs)["kernel_inputs"]
+            else:
+                folder = stack.enter_context(scratch_folder(_size_bytes(inputs)))
+                values = _run_worker(task, "derive_inputs", {**request, "folder": str(folder)})["kernel_inputs"]
+            kernel_inputs = tuple(folder / value if isinstance(value, str) else value for value in values)
+            yield _read_outputs(outputs, seed, distribution, kernel_inputs)
+
+    @contextlib.contextmanager
+    def _held(self, task: Task, work: str, request: Mapping[str, Any]) -> Iterator[Path]:
+        """Provides an entry's folder, filled by a function of the worker if need be, and keeps it until the end."""
+        key = _key(task, work, request)
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
             lock = os.open(self._locks / key, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -146,10 +175,10 @@ class ReferenceCache:
                 # which is why the loop looks again.
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not (self._entry(key) / reference_worker.META_NAME).is_file():
-                    self._build(task, seed, distribution, whole, accuracy, key)
+                    self._build(task, work, request, key)
                 fcntl.flock(lock, fcntl.LOCK_SH)
             os.utime(self._entry(key) / reference_worker.META_NAME)
-            yield _read_entry(self._entry(key), seed, distribution)
+            yield self._entry(key)
         finally:
             os.close(lock)
 
@@ -179,30 +208,12 @@ class ReferenceCache:
     def _entry(self, key: str) -> Path:
         return self.folder / "references" / key
 
-    def _build(self, task: Task, seed: int, distribution: str, whole: bool, accuracy: bool, key: str) -> None:
+    def _build(self, task: Task, work: str, request: Mapping[str, Any], key: str) -> None:
         entry = self._entry(key)
         entry.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{key[:16]}-{uuid.uuid4().hex[:8]}-", dir=entry.parent))
         try:
-            request = {
-                "location": _absolute_location(task),
-                "parameters": dict(task.parameters) if _takes_parameters(task) else {},
-                "seed": seed,
-                "distribution": distribution,
-                "whole": whole,
-                "accuracy": accuracy,
-                "sample_seed": self.secret_seed(task, f"rows {seed}"),
-                "folder": str(unfinished),
-            }
-            result = run_child(
-                ChildTask("accelopt_ray.verify.reference_worker:build", json.dumps(request).encode()), _BUILD_LIMITS
-            )
-            if result.end is not ChildEnd.ANSWERED:
-                cause = result.detail.strip().splitlines()[-1]
-                raise UserError(f"{task.reference_path}: the reference could not be computed: {cause}")
-            answer = json.loads(result.answer)
-            if "error" in answer:
-                raise UserError(answer["error"])
+            _run_worker(task, work, {**request, "folder": str(unfinished)})
             os.rename(unfinished, entry)
         except OSError as error:
             raise UserError(f"the cache folder {self.folder} cannot be written ({error})") from error
@@ -240,8 +251,7 @@ class ReferenceCache:
         found = []
         for meta in (self.folder / "references").glob(f"*/{reference_worker.META_NAME}"):
             with contextlib.suppress(FileNotFoundError):
-                size = sum(path.stat().st_size for path in meta.parent.iterdir())
-                found.append((meta.stat().st_mtime, size, meta.parent))
+                found.append((meta.stat().st_mtime, _size_bytes(meta.parent), meta.parent))
         return found
 
 
@@ -251,12 +261,32 @@ def default_folder() -> Path:
     return Path(named) if named else Path(platformdirs.user_cache_dir("accelopt-ray"))
 
 
-def _read_entry(folder: Path, seed: int, distribution: str) -> ReferenceSet:
-    meta = json.loads((folder / reference_worker.META_NAME).read_text())
+def _run_worker(task: Task, work: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    result = run_child(
+        ChildTask(f"accelopt_ray.verify.reference_worker:{work}", json.dumps(request).encode()), _WORKER_LIMITS
+    )
+    if result.end is not ChildEnd.ANSWERED:
+        cause = result.detail.strip().splitlines()[-1]
+        raise UserError(f"{task.reference_path}: the reference could not be computed: {cause}")
+    answer: dict[str, Any] = json.loads(result.answer)
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return answer
+
+
+def _read_meta(folder: Path) -> dict[str, Any]:
+    meta: dict[str, Any] = json.loads((folder / reference_worker.META_NAME).read_text())
+    return meta
+
+
+def _read_outputs(
+    folder: Path, seed: int, distribution: str, kernel_inputs: tuple[Union[Path, float, int], ...]
+) -> ReferenceSet:
+    meta = _read_meta(folder)
     return ReferenceSet(
         seed=seed,
         distribution=distribution,
-        kernel_inputs=tuple(folder / value if isinstance(value, str) else value for value in meta["kernel_inputs"]),
+        kernel_inputs=kernel_inputs,
         outputs=tuple(
             ReferenceOutput(
                 path=folder / output["file"],
@@ -273,19 +303,28 @@ def _read_entry(folder: Path, seed: int, distribution: str) -> ReferenceSet:
     )
 
 
-def _key(task: Task, seed: int, distribution: str, whole: bool, accuracy: bool) -> str:
+def _size_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def _key(task: Task, work: str, request: Mapping[str, Any]) -> str:
     identity = {
         "format": _FORMAT,
+        "work": work,
         "reference": hashlib.sha256(task.reference_path.read_bytes()).hexdigest(),
-        "inputs": repr(task.input_declarations),
+        "declarations": repr(task.input_declarations),
         "parameters": sorted(task.parameters.items()),
-        "seed": seed,
-        "distribution": distribution,
-        "whole": whole,
-        "accuracy": accuracy,
+        "request": {name: value for name, value in request.items() if name not in {"location", "parameters", "inputs"}},
         "numpy": np.__version__,
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def _located(task: Task) -> dict[str, Any]:
+    return {
+        "location": _absolute_location(task),
+        "parameters": dict(task.parameters) if _takes_parameters(task) else {},
+    }
 
 
 def _absolute_location(task: Task) -> str:

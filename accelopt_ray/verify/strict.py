@@ -31,7 +31,6 @@ from nkibench.task import Task
 
 # How far below the roofline a latency may lie before it is not believed: rounding of the constants.
 _ROOFLINE_SLACK = 1e-3
-_PUBLIC_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -87,19 +86,19 @@ class StrictCheck:
         return None
 
     def trials(self, task: Task, seeds: Sequence[int], references: ReferenceCache, repeatable: bool) -> Sequence[Trial]:
-        """One public seed compared whole, then each distribution with a secret seed, then the perturbed inputs.
+        """Ordinary inputs of a secret seed compared whole, then each other distribution, then the perturbed inputs.
 
         Where the device does not guarantee the same outputs for the same inputs, one trial is repeated at the end.
-        Given seeds take the secret ones' places, in turn.
+        Given seeds take the secret one's place, in turn.
         """
-        names = [ORDINARY, *(name for name in DISTRIBUTIONS if name != ORDINARY)]
-        given = itertools.cycle(seeds) if seeds else None
-        chosen = [next(given) if given else references.secret_seed(task, name) for name in names]
-        trials = [Trial(seeds[0] if seeds else _PUBLIC_SEED, accuracy=True)]
-        trials += [Trial(seed, name, whole=False, accuracy=True) for seed, name in zip(chosen, names, strict=True)]
-        trials.append(Trial(chosen[0], INFLUENCE, whole=False, accuracy=True, compared_with=1))
+        given = itertools.cycle(seeds or [references.secret_seed(task, "inputs")])
+        trials = [
+            Trial(next(given), name, whole=name == ORDINARY, accuracy=True)
+            for name in (ORDINARY, *(name for name in DISTRIBUTIONS if name != ORDINARY))
+        ]
+        trials.append(Trial(trials[0].seed, INFLUENCE, whole=False, accuracy=True, compared_with=0))
         if not repeatable:
-            trials.append(replace(trials[1], compared_with=1, repeats=True))
+            trials.append(replace(trials[0], compared_with=0, repeats=True))
         return trials
 
     def compare(self, task: Task, attempt: Attempt, before: Attempt | None) -> Verdict:

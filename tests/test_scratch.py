@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from accelopt_ray.evaluation import scratch
-from accelopt_ray.evaluation.scratch import scratch_folder
+from accelopt_ray import scratch
+from accelopt_ray.scratch import scratch_folder
 
-ROOT = str(Path(scratch.__file__).resolve().parents[2])
+ROOT = str(Path(scratch.__file__).resolve().parents[1])
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def test_what_does_not_fit_into_memory_goes_elsewhere(tmp_path, monkeypatch):
 def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(tmp_path):
     program = (
         f"import sys; sys.path.insert(0, {ROOT!r}); import os; from pathlib import Path;"
-        "from accelopt_ray.evaluation import scratch;"
+        "from accelopt_ray import scratch;"
         f"scratch._MEMORY_FOLDER = Path({str(tmp_path)!r});"
         "manager = scratch.scratch_folder(1); print(manager.__enter__(), flush=True); os.kill(os.getpid(), 9)"
     )
