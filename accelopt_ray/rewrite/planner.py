@@ -194,17 +194,18 @@ def _everything(source: str) -> list[list[Step]]:
 
 
 def _structure(source: str) -> list[Step]:
-    """Structural rewrites one after the other, each at its first site and tidied up after."""
+    """Structural rewrites one after the other, each at its first site or at all, and tidied up after."""
     steps: list[Step] = []
     current = source
     for rule in STRUCTURAL:
         sites = sites_of(current, rule.id)
         if not sites or rule.exclusive:
             continue
-        trial = carry_out(current, [_step(sites[0])])
+        step = Step(rule.id) if rule.everywhere else _step(sites[0])
+        trial = carry_out(current, [step])
         if trial.changed:
             cleanup = _cleanup(trial.source)
-            steps += [_step(sites[0]), *cleanup]
+            steps += [step, *cleanup]
             current = carry_out(trial.source, cleanup).source
     return steps
 

@@ -65,6 +65,8 @@ class Rule(ABC):
     typical_gain: float = 1.05
     #: Whether it is a variant for its own sake and no part of "everything at once".
     exclusive: bool = False
+    #: Whether "everything at once" rewrites all its sites instead of the first: one alone leaves half the waste.
+    everywhere: bool = False
     #: Whether all sites of one analysis may be rewritten one after the other without analysing again.
     independent_sites: bool = False
     #: Words by which a plan or an experience item may mention the rule.

@@ -428,6 +428,42 @@ FIRES: dict[str, list[Case]] = {
         ),
     ],
 }
+ROWS = _kernel(
+    """
+height, width = x.shape
+out = nl.ndarray((height, width), dtype=x.dtype, buffer=nl.shared_hbm)
+for t in nl.affine_range(height // 128):
+    big = nl.load(x[nl.ds(t * 128, 128), 0:384])
+    gain = nl.load(g[0:1, 0:384])
+    shift = nl.load(g[1:2, 0:384])
+    grown = nisa.tensor_tensor(big, gain.broadcast_to((128, 384)), op=nl.multiply)
+    moved = nl.add(grown, shift.broadcast_to((128, 384)))
+    nl.store(out[nl.ds(t * 128, 128), 0:384], value=moved)
+return out
+""",
+    "x, g",
+)
+NARROW_ROWS = _kernel(
+    """
+out = nl.ndarray((96, 1024), dtype=p.dtype, buffer=nl.shared_hbm)
+unit = nl.ones((nl.par_dim(1), 96), dtype=nl.float32, buffer=nl.sbuf)
+for c in nl.affine_range(4):
+    part = nl.load(p[0:96, nl.ds(c * 256, 256)])
+    row = nl.load(q[c:c + 1, 0:256])
+    spread = nl.broadcast_to(row, shape=(96, 256))
+    nl.store(out[0:96, nl.ds(c * 256, 256)], value=nl.subtract(spread, part))
+return out
+""",
+    "p, q",
+)
+FIRES["broadcast-in-psum"] = [
+    (ROWS, ((256, 384), (2, 384))),
+    (NARROW_ROWS, ((96, 1024), (4, 256))),
+    (
+        ROWS.replace("384", "512").replace("nl.affine_range(height // 128)", "range(height // 128)"),
+        ((256, 512), (2, 512)),
+    ),
+]
 FIRES["sink-buffer"] = [
     (COUNTED, ((128, 1024),)),
     (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
@@ -510,6 +546,15 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("nl.zeros((nl.par_dim(128), 256)", "nl.full((nl.par_dim(128), 256), 1.0"),
         SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
+    ],
+    "broadcast-in-psum": [
+        # Wider than a bank; read twice; the other operand is a broadcast too; a column, not a row.
+        ROWS.replace("384", "1024"),
+        ROWS.replace("moved = nl.add(grown, shift.broadcast_to((128, 384)))", "moved = nl.exp(grown)").replace(
+            "grown = nisa.tensor_tensor(big, gain.broadcast_to((128, 384)), op=nl.multiply)",
+            "wide = gain.broadcast_to((128, 384))\n        grown = nl.multiply(nl.multiply(big, wide), wide)",
+        ),
+        NARROW_ROWS.replace("nl.subtract(spread, part)", "nl.exp(spread)"),
     ],
     "merge-pieces": [
         PIECES.replace(

@@ -13,6 +13,8 @@ from accelopt_ray.rewrite.syntax import expression, statement, statements, walk
 
 _PARTITIONS = 128
 _BANK_COLUMNS = 512
+#: Of eight banks, two are left for the compiler to overlap iterations.
+_MOST_BANKS = 6
 
 
 def fits_bank(kernel: Kernel, shape: tuple[Poly, ...] | None) -> bool:
@@ -184,4 +186,89 @@ class OperandInPsum(Rule):
         op.node.targets[0] = target.targets[0]
 
 
-RULES = (SumOnTensorEngine(), OperandInPsum())
+class BroadcastInPsum(Rule):
+    """A row that is broadcast to all partitions for a vector instruction is left in PSUM, where the tensor engine puts
+    it, instead of being copied to SBUF first."""
+
+    id = "broadcast-in-psum"
+    title = "Broadcast the row into PSUM and read it there"
+    problem = (
+        "a row is broadcast to all partitions in SBUF; the tensor_tensor that uses it then reads both fp32 operands "
+        "from SBUF, two cycles per element, and the broadcast costs a copy out of PSUM."
+    )
+    evidence = "vector_engine_active_time_percent is near 1, and hardware_flops are not zero without a matrix product."
+    change = "multiply a stationary row of ones with the row on the tensor engine and use the PSUM tile as operand."
+    expectation = "the vector instruction takes one cycle per element instead of two; the copies disappear."
+    relieves = Resource.VECTOR
+    typical_gain = 1.3
+    everywhere = True
+    keywords = ("broadcast into psum", "row of ones", "broadcasts stay in psum")
+
+    def find(self, kernel: Kernel) -> list[Site]:
+        if not kernel.understood:
+            return []
+        found = [op for op in kernel.ops if self._row(kernel, op) is not None]
+        return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
+
+    @staticmethod
+    def _row(kernel: Kernel, op: Op) -> Ref | None:
+        """The row that a broadcast reads, if its one reader gains by finding the result in PSUM."""
+        row = op.ref("src")
+        if op.kind != "broadcast" or op.mask or row is None or op.dest is None or not isinstance(op.node, ast.Assign):
+            return None
+        buffer = op.dest.buffer
+        if buffer.origin != "value" or len(buffer.reads) != 1 or len(buffer.writes) != 1 or buffer.returned:
+            return None
+        if row.buffer.space is not Space.SBUF or row.shape is None or buffer.shape is None:
+            return None
+        if row.shape != (Poly.of(1), buffer.shape[-1]) or not fits_bank(kernel, buffer.shape):
+            return None
+        reader, name = buffer.reads[0]
+        other = {"data1": "data2", "data2": "data1"}.get(name)
+        partner = reader.ref(other) if other is not None else None
+        if reader.kind != "tensor_tensor" or reader.path != op.path or partner is None:
+            return None
+        if partner.buffer.space is not Space.SBUF or any(write.kind == "broadcast" for write in partner.buffer.writes):
+            return None
+        return row if banks_beside(kernel, op) < _MOST_BANKS else None
+
+    def apply(self, kernel: Kernel, site: Site) -> None:
+        op = kernel.ops[site.position]
+        row = self._row(kernel, op)
+        if row is None or op.dest is None or op.dest.buffer.shape is None or not isinstance(op.node, ast.Assign):
+            raise LookupError(f"{self.id} no longer applies at {site.anchor}")
+        nisa = kernel.alias("nisa")
+        rows = op.dest.buffer.shape[0].text()
+        op.node.value = expression(
+            f"{nisa}.nc_matmul({_ones_row(kernel, op, rows)}, {row.text}, is_stationary_onezero=True)"
+        )
+
+
+def banks_beside(kernel: Kernel, op: Op) -> int:
+    """PSUM tiles of one bank each that are used in the same outermost loop as an operation."""
+    outermost = op.loops[0] if op.loops else None
+    return sum(
+        1
+        for buffer in kernel.buffers
+        if buffer.space is Space.PSUM
+        and any((user.loops[0] if user.loops else None) is outermost for user in buffer.writes)
+    )
+
+
+def _ones_row(kernel: Kernel, before: Op, width: str) -> str:
+    """Name of an SBUF row of ones of a width, ready before an operation; makes one if there is none."""
+    for buffer in kernel.buffers:
+        constant = buffer.fill == "1" and buffer.space is Space.SBUF and not buffer.loops and not buffer.writes
+        if constant and [extent.text() for extent in buffer.shape or ()] == ["1", width]:
+            return buffer.name
+    nl = kernel.alias("nl")
+    name = kernel.fresh("ones")
+    body = kernel.tree.entry.body
+    place = next(n for n, item in enumerate(body) if item is before.node or _holds(item, before.node))
+    body.insert(
+        place, statement(f"{name} = {nl}.ones(({nl}.par_dim(1), {width}), dtype={nl}.float32, buffer={nl}.sbuf)")
+    )
+    return name
+
+
+RULES = (SumOnTensorEngine(), OperandInPsum(), BroadcastInPsum())
