@@ -200,7 +200,7 @@ def report(tasks: Sequence[str], results: Mapping[str, Sequence[Found]]) -> bool
         planning = [seconds for each in found for seconds in each.planning_s]
         print(
             f"\n{preset}: geometric mean {reached:.4f}x after {spent} evaluations; planning took "
-            f"{sum(planning) / len(planning):.2f} CPU s each, {max(planning):.1f} at most, {sum(planning):.0f} altogether"
+            f"{sum(planning) / len(planning):.2f} CPU s each, {max(planning):.1f} at most, {sum(planning):.0f} in all"
         )
         step = max(1, len(points) // 12)
         print("  evaluations: " + "  ".join(f"{s}: {g:.3f}x" for s, g in points[step - 1 :: step]))

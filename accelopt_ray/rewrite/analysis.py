@@ -265,8 +265,12 @@ class Kernel:
             return
         if isinstance(target, ast.Name):
             static = self.names.evaluate(value)
+            self.names.conditions.pop(target.id, None)
             if static is None:
+                selection = self.names.selection(value)
                 self.names.values.pop(target.id, None)
+                if isinstance(value, (ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp)):
+                    self.names.conditions[target.id] = selection
                 if self._reader.touches_buffer(value):
                     self._unknown(statement, block, loops)
                 elif not self._mentions_index(value):
@@ -390,6 +394,9 @@ class Kernel:
             statement, block, loops, kind, None, arguments, read.attrs, read.mask, accumulate, position, call,
             read.function,
         )  # fmt: skip
+        if op.mask:
+            selection = self.names.selection(ast.parse(op.mask, mode="eval").body)
+            op.mask_symbols, op.mask_axes = selection.symbols, selection.axes
         for name, argument in arguments.items():
             if isinstance(argument, Ref):
                 argument.buffer.reads.append((op, name))

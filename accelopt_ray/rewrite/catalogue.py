@@ -14,6 +14,7 @@ from accelopt_ray.rewrite.rules import (
     nests,
     psum,
     scans,
+    tails,
     tiles,
 )
 
@@ -26,6 +27,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     *blocking.RULES,
     *scans.RULES,
     *layout.RULES,
+    *tails.RULES,
     *tiles.RULES,
     *psum.RULES,
 )

@@ -132,9 +132,7 @@ def _needs(nest: Nest, leaf: Leaf) -> tuple[Loop, ...]:
     for ref in op.reads():
         if nest.root in ref.buffer.loops:
             needed |= set(nest.needs_of(ref.buffer)) & set(leaf.loops)
-    if op.mask:
-        names = names_read(ast.parse(op.mask, mode="eval"))
-        needed |= {loop for index, loop in by_index.items() if index in names}
+    needed |= {loop for index, loop in by_index.items() if index in op.mask_symbols}
     if op.kind in ("loop_reduce", "update") or op.accumulate:
         _check_reduction(nest, leaf, needed)
     return nest.sorted(needed)

@@ -220,6 +220,8 @@ class Op:
         position: Program order.
         call: The call or operator expression.
         function: Dotted canonical name of the function called, such as ``nl.multiply``.
+        mask_symbols: Loop indices and sizes that the mask depends on.
+        mask_axes: Tile axes that the mask depends on.
     """
 
     node: ast.stmt
@@ -234,6 +236,8 @@ class Op:
     position: int
     call: ast.expr
     function: str = ""
+    mask_symbols: frozenset[str] = frozenset()
+    mask_axes: frozenset[int] = frozenset()
 
     def ref(self, name: str) -> Ref | None:
         """The named operand if it is a region."""

@@ -76,7 +76,7 @@ def read_region(kernel: Kernel, ops: Sequence[Op], scope: Loop | None, kinds: fr
     for op in ops:
         if op.kind not in kinds or (op.accumulate and op.kind != "update"):
             raise NotReorderable(f"{op.kind} does not treat columns independently")
-        if "[None" in op.mask or any(loop.kind == "if" for loop in op.loops):
+        if op.mask_axes - {0} or any(loop.kind == "if" for loop in op.loops):
             raise NotReorderable("a mask or condition depends on the column")
         named = [(name, value) for name, value in op.args.items() if isinstance(value, Ref)]
         operands = [*named, *([("dest", op.dest)] if op.dest is not None else [])]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from accelopt_ray.rewrite.calls import canonical_module
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Ref
+from accelopt_ray.rewrite.syntax import names_read
 
 _TILE_SIZES = {
     "pmax": 128,
@@ -42,6 +43,25 @@ class Span:
 Static = Poly | float | Grid | Span | Ref | tuple  # type: ignore[type-arg]
 
 
+@dataclass(frozen=True)
+class Selection:
+    """What a condition on positions depends on.
+
+    Attributes:
+        symbols: Loop indices and sizes.
+        axes: Tile axes; all that a tile can have where the condition is not understood.
+    """
+
+    symbols: frozenset[str] = frozenset()
+    axes: frozenset[int] = frozenset()
+
+    def __or__(self, other: Selection) -> Selection:
+        return Selection(self.symbols | other.symbols, self.axes | other.axes)
+
+
+_ALL_AXES = frozenset(range(8))
+
+
 class Names:
     """What the names of one kernel stand for at the current point of the walk."""
 
@@ -51,6 +71,8 @@ class Names:
         self.views: dict[str, Buffer] = {}
         self.loop_symbols: set[str] = set()
         self.limits: dict[str, int] = {}
+        #: Conditions that a name stands for, by what they depend on.
+        self.conditions: dict[str, Selection] = {}
 
     def dotted(self, node: ast.expr) -> str:
         """Canonical dotted name of a function or module reference, or ``""``."""
@@ -106,6 +128,25 @@ class Names:
             known = self.limits.get(size.terms[0][0][0])
             return known is not None and known * size.terms[0][1] <= limit
         return False
+
+    def selection(self, node: ast.expr) -> Selection:
+        """What a condition, such as a mask, depends on."""
+        if isinstance(node, ast.Name) and node.id in self.conditions:
+            return self.conditions[node.id]
+        value = self.evaluate(node)
+        if isinstance(value, float):
+            return Selection()
+        if isinstance(value, Poly):
+            return Selection(value.symbols)
+        if isinstance(value, Grid) and value.rank > 1:
+            return Selection(value.start.symbols, frozenset(axis.position for axis in value.axes))
+        found = Selection()
+        if isinstance(node, (ast.Compare, ast.BoolOp, ast.BinOp, ast.UnaryOp)):
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    found |= self.selection(child)
+            return found
+        return Selection(frozenset(names_read(node)), _ALL_AXES)
 
     def learn_limit(self, name: str, value: ast.expr) -> None:
         """Learns the upper limit of ``name = max(w for w in range(a, b) if ...)``."""

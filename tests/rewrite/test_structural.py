@@ -464,6 +464,63 @@ FIRES["broadcast-in-psum"] = [
         ((256, 512), (2, 512)),
     ),
 ]
+TAIL = _kernel(
+    """
+rows, n = x.shape
+out = nl.ndarray((rows, n), dtype=x.dtype, buffer=nl.shared_hbm)
+p = nl.arange(128)[:, None]
+c = nl.arange(512)[None, :]
+d = nl.arange(1024)[None, :]
+for block in nl.affine_range((n + 1023) // 1024):
+    whole = nl.ndarray((nl.par_dim(128), 1024), dtype=x.dtype, buffer=nl.sbuf)
+    for piece in nl.affine_range(2):
+        at = piece * 512 + c
+        inside = block * 1024 + at < n
+        part = nl.load(x[p, block * 1024 + at], mask=inside)
+        whole[p, at] = nl.exp(part, mask=inside)
+    nl.store(out[p, block * 1024 + d], value=whole[p, d], mask=block * 1024 + d < n)
+return out
+""",
+    "x",
+)
+TAIL_PRODUCT = _kernel(
+    """
+depth, m = left.shape
+width = right.shape[1]
+out = nl.ndarray((m, width), dtype=left.dtype, buffer=nl.shared_hbm)
+column = nl.arange(256)[None, :]
+lane = nl.arange(128)[:, None]
+stationary = nl.load(left[0:128, 0:m])
+for b in nl.affine_range((width + 256 - 1) // 256):
+    moving = nl.ndarray((nl.par_dim(128), 256), dtype=right.dtype, buffer=nl.sbuf)
+    moving[lane, column] = nl.load(right[lane, 256 * b + column], mask=256 * b + column < width)
+    for t in nl.affine_range(m // 128):
+        total = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.psum)
+        total[lane, column] += nisa.nc_matmul(stationary[0:128, nl.ds(t * 128, 128)], moving[lane, column])
+        done = nl.copy(total[lane, column])
+        nl.store(out[t * 128 + lane, 256 * b + column], value=done[lane, column], mask=256 * b + column < width)
+return out
+""",
+    "left, right",
+)
+TAIL_LITERAL = _kernel(
+    """
+v2 = nl.ndarray((64, 608), dtype=np.float32, buffer=nl.shared_hbm)
+for i0 in nl.affine_range(2):
+    v3 = nl.load(v1[nl.arange(64)[:, None], i0 * 512 + nl.arange(512)[None, :]], mask=i0 * 512 + nl.arange(512)[None, :] < 608)
+    v4 = nisa.activation(op=nl.square, data=v3[nl.arange(64)[:, None], nl.arange(512)[None, :]], mask=i0 * 512 + nl.arange(512)[None, :] < 608)
+    nl.store(v2[nl.arange(64)[:, None], i0 * 512 + nl.arange(512)[None, :]], value=v4[nl.arange(64)[:, None], nl.arange(512)[None, :]], mask=i0 * 512 + nl.arange(512)[None, :] < 608)
+return v2
+""",
+    "v1",
+)
+FIRES["exact-tiles"] = [
+    (TAIL, ((128, 1520),)),
+    (TAIL, ((128, 1013),)),  # a prime: no width divides it
+    (TAIL, ((128, 2048),)),
+    (TAIL_PRODUCT, ((128, 256), (128, 600))),
+    (TAIL_LITERAL, ((64, 608),)),
+]
 FIRES["sink-buffer"] = [
     (COUNTED, ((128, 1024),)),
     (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
@@ -547,6 +604,15 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
     ],
+    "exact-tiles": [
+        # Rows are masked; a constant limit that is not the axis; too few tiles; a sum over the axis; another step.
+        TAIL.replace("block * 1024 + at < n", "p + block < rows"),
+        TAIL.replace("mask=block * 1024 + d < n)", "mask=block * 1024 + d < 700)"),
+        TAIL.replace("(n + 1023) // 1024", "n // 1024"),
+        TAIL.replace("nl.exp(part, mask=inside)", "nl.add(part, nl.max(part, axis=[1]), mask=inside)"),
+        TAIL.replace("block * 1024 + d], value", "block * 512 + d], value"),
+        TAIL_PRODUCT.replace("moving[lane, column])", "stationary[0:128, 0:256])"),
+    ],
     "broadcast-in-psum": [
         # Wider than a bank; read twice; the other operand is a broadcast too; a column, not a row.
         ROWS.replace("384", "1024"),
@@ -562,6 +628,8 @@ MISSES: dict[str, list[str]] = {
             "nisa.tensor_scalar(data=grown, op0=nl.add, operand0=nl.max(small, axis=[1]))",
         ),
         PIECES.replace("data=small", "data=big[0:128, 0:256]"),
+        # A mask on the columns, behind a name.
+        TAIL,
     ],
     "widen-tiles": [
         STREAM.replace("value=nl.exp(big)", "value=nl.softmax(big)"),

@@ -68,7 +68,7 @@ def _columns_of(kernel: Kernel, loop: Loop) -> tuple[Region, set[int]]:
         for ref in op.reads():
             if ref.shape is not None and ref.shape[1] == Poly.of(1) and ref.indices & {loop.index}:
                 raise NotReorderable("a column changes with the loop")
-        if loop.index in op.mask:
+        if loop.index in op.mask_symbols:
             raise NotReorderable("a mask changes with the loop")
     for identity in counted:
         mentions = [ref for _, _, ref, _ in region.wide if id(ref.buffer) == identity]
