@@ -8,6 +8,19 @@ import pandas as pd
 SEARCH = ["run_id", "task"]
 """Key of one search."""
 
+BEST_SO_FAR_COLUMNS = (
+    *SEARCH,
+    "iteration",
+    "ended_at",
+    "baseline_latency_ms",
+    "percent_of_peak",
+    "simulated",
+    "latency_ms",
+    "outcome",
+    "answered_from",
+)
+"""What :func:`best_so_far` needs of ``evaluations``."""
+
 _NOT_RUN = ("duplicate", "no_code", "cancelled")
 
 
@@ -27,7 +40,7 @@ def best_so_far(evaluations: pd.DataFrame, llm_calls: pd.DataFrame | None = None
     """Follows the best kernel of each search through its evaluations.
 
     Args:
-        evaluations: ``evaluations`` of any number of runs.
+        evaluations: ``evaluations`` of any number of runs, :data:`BEST_SO_FAR_COLUMNS` at least.
         llm_calls: ``llm_calls`` of the same runs, to add what had been spent.
 
     Returns:

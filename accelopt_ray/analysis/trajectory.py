@@ -15,7 +15,7 @@ from accelopt_ray.analysis.lineage import Step, lineage
 from accelopt_ray.analysis.locations import Store, find_stores
 from accelopt_ray.analysis.memory_use import memory_use
 from accelopt_ray.analysis.outcomes import outcomes
-from accelopt_ray.analysis.progress import best_so_far, frontier, iteration_progress
+from accelopt_ray.analysis.progress import BEST_SO_FAR_COLUMNS, best_so_far, frontier, iteration_progress
 from accelopt_ray.analysis.spending import costs
 from accelopt_ray.analysis.summary import run_states, summary
 from accelopt_ray.analysis.traffic import profiles
@@ -215,11 +215,11 @@ class Trajectory:
 
     def best_so_far(self) -> pd.DataFrame:
         """After each evaluation, the best that its search had found by then; see :func:`best_so_far`."""
-        return best_so_far(self.evaluations)
+        return best_so_far(self._evaluations_with(BEST_SO_FAR_COLUMNS))
 
     def best_by_cost(self) -> pd.DataFrame:
         """:meth:`best_so_far` with ``cost_usd``, what all calls of the search that had ended by then had cost."""
-        return best_so_far(self.evaluations, self.llm_calls)
+        return best_so_far(self._evaluations_with(BEST_SO_FAR_COLUMNS), self.llm_calls)
 
     def frontier(self, by: str = "cost_usd") -> pd.DataFrame:
         """Points of :meth:`best_by_cost` that no other of the same task beats; see :func:`frontier`."""
@@ -258,6 +258,12 @@ class Trajectory:
             raise UserError(f"there are no evaluations of {run_id or 'any run'}, {task or 'any task'}")
         some = ", ".join(f"{run} {name}" for run, name in fitting[:5])
         raise UserError(f"{len(fitting)} searches fit, name run_id and task: {some}{', ...' * (len(fitting) > 5)}")
+
+    def _evaluations_with(self, columns: Sequence[str]) -> pd.DataFrame:
+        """``evaluations`` if it has been read, else no more of it than these columns."""
+        if "evaluations" in vars(self):
+            return self.evaluations
+        return typed_frame(self._read("evaluations", columns))
 
     def _frame(self, table: str, without: Sequence[str] = ()) -> pd.DataFrame:
         return typed_frame(self._read(table, [name for name in _columns(table) if name not in without]))

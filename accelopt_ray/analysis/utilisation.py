@@ -6,17 +6,57 @@ result takes to travel is thus counted as running.
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 
 from accelopt_ray.analysis.progress import call_ended_at, was_run
 
 
+_STAY = ["run_id", "outcome", "answered_from", "core", "compile_s", "run_s", "ended_at"]
+
+
+def stays(evaluations: pd.DataFrame, results: pd.DataFrame) -> pd.DataFrame:
+    """One row for each time that a kernel was on a slot.
+
+    A kernel that is checked in two stages is there twice, and its row in ``evaluations`` follows when the search needs
+    it; ``results`` tells of each stay when it ended.
+
+    Args:
+        evaluations: ``evaluations``; used for runs that have no ``results``.
+        results: ``results`` of the same runs.
+
+    Returns:
+        ``run_id``, ``outcome``, ``answered_from``, ``core``, ``compile_s``, ``run_s`` and ``ended_at``.
+    """
+    told = [
+        {**{name: content.get(name) for name in _STAY[1:-1]}, "run_id": run_id, "ended_at": ended_at}
+        for run_id, content, ended_at in zip(
+            results["run_id"], map(_content, results["result_json"]), results["ended_at"], strict=True
+        )
+        if content
+    ]
+    without = evaluations[~evaluations["run_id"].isin([row["run_id"] for row in told])][_STAY]
+    if not told:
+        return without
+    frame = pd.DataFrame(told, columns=_STAY).astype({"ended_at": evaluations["ended_at"].dtype})
+    return pd.concat([frame, without], ignore_index=True) if len(without) else frame
+
+
+def _content(text: object) -> dict[str, object]:
+    try:
+        content = json.loads(text) if isinstance(text, str) else {}
+    except json.JSONDecodeError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def utilisation(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, bins: int = 120) -> pd.DataFrame:
     """Averages over equal slices of the time from the first start to the last end of all given rows.
 
     Args:
-        evaluations: ``evaluations`` of one run, or of runs that shared machines.
+        evaluations: As of :func:`stays`, of one run or of runs that shared machines.
         llm_calls: Their ``llm_calls``.
         bins: Number of slices.
 
@@ -25,10 +65,10 @@ def utilisation(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, bins: int = 
         (model calls under way), ``slots`` (distinct cores of all runs). Empty without a timed row.
     """
     ran = evaluations[was_run(evaluations)].dropna(subset=["ended_at"])
-    run_s = ran["run_s"].fillna(0.0)
+    run_s = ran["run_s"].astype("float64").fillna(0.0)
     ended = ran["ended_at"]
     run_started = ended - _seconds(run_s)
-    compile_started = run_started - _seconds(ran["compile_s"].fillna(0.0))
+    compile_started = run_started - _seconds(ran["compile_s"].astype("float64").fillna(0.0))
     calls = llm_calls.dropna(subset=["started_at"])
     intervals = {
         "running": (run_started, ended),

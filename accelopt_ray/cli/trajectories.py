@@ -16,21 +16,23 @@ if TYPE_CHECKING:
 
 @contextmanager
 def opened(paths: Sequence[str], run_ids: Sequence[str] | None = None) -> Iterator[Trajectory]:
-    """Opens trajectories; at the end tells of damaged parts on standard error.
+    """Opens trajectories; at the end tells of damaged parts and of tables in very many parts on standard error.
 
     Raises:
         UserError: There is no such trajectory or run.
     """
     from accelopt_ray.analysis import load
-    from accelopt_ray.trajectory import DamagedPartWarning
+    from accelopt_ray.trajectory import DamagedPartWarning, ManyPartsWarning
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DamagedPartWarning)
+        warnings.simplefilter("always", ManyPartsWarning)
         try:
             yield load(paths, run_ids=list(run_ids) if run_ids else None)
         finally:
-            damaged = [str(each.message) for each in caught if issubclass(each.category, DamagedPartWarning)]
-            for message in dict.fromkeys(damaged):
+            told = (DamagedPartWarning, ManyPartsWarning)
+            messages = [str(each.message) for each in caught if issubclass(each.category, told)]
+            for message in dict.fromkeys(messages):
                 print(f"accelopt-ray: warning: {' '.join(message.split())}", file=sys.stderr)
 
 

@@ -6,7 +6,7 @@ from accelopt_ray.trajectory.compaction import Compaction, compact
 from accelopt_ray.trajectory.digest import DIGEST_COLUMNS, trajectory_digest
 from accelopt_ray.trajectory.journal import Journal
 from accelopt_ray.trajectory.lock import RunLock
-from accelopt_ray.trajectory.reader import DamagedPartWarning, NewerSchemaError, read_table, run_ids
+from accelopt_ray.trajectory.reader import DamagedPartWarning, ManyPartsWarning, NewerSchemaError, read_table, run_ids
 from accelopt_ray.trajectory.schema import SCHEMA_VERSION, TABLES
 from accelopt_ray.trajectory.writer import TrajectoryWriter, text_sha256
 
@@ -17,6 +17,7 @@ __all__ = [
     "Compaction",
     "DamagedPartWarning",
     "Journal",
+    "ManyPartsWarning",
     "NewerSchemaError",
     "RunLock",
     "TrajectoryWriter",

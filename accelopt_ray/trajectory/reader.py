@@ -25,9 +25,20 @@ _TRIES = 3
 
 _THREADS = min(8, 2 * (os.cpu_count() or 1))
 
+_SMALL_PART_BYTES = 100_000
+"""Below this the interpreter has more to do with a part than Arrow has: on a local disk threads only get in each
+other's way."""
+
+MANY_PARTS = 5_000
+"""Part files of one table from which on reading them is worth a word."""
+
 
 class DamagedPartWarning(UserWarning):
     """A part file could not be read and was left out; the message names it."""
+
+
+class ManyPartsWarning(UserWarning):
+    """A table is in so many small part files that merging them is worth while."""
 
 
 class NewerSchemaError(UserError):
@@ -70,19 +81,41 @@ def read_table(
         chosen = [run_id] if isinstance(run_id, str) else sorted(set(run_id))
         folders = [f"{root}/{table}/{PARTITION_KEY}={each}" for each in chosen]
     for _ in range(_TRIES):
-        paths = [path for folder in folders for path in part_paths(filesystem, folder)]
-        with ThreadPoolExecutor(max_workers=_THREADS) as pool:
+        infos = [info for folder in folders for info in _part_infos(filesystem, folder)]
+        paths = [info.path for info in infos]
+        with ThreadPoolExecutor(max_workers=_threads(filesystem, infos)) as pool:
             read = list(pool.map(lambda path: _read_part(filesystem, path, schema), paths))
         vanished = any(isinstance(part, FileNotFoundError) for part in read)
         if not vanished:
             break
+    if len(paths) >= MANY_PARTS and _are_small(infos):
+        warnings.warn(
+            f"{table} of {location} is in {len(paths):,} small files, which are slow to read: "
+            "`accelopt-ray compact` merges those of runs that have ended",
+            ManyPartsWarning,
+            stacklevel=2,
+        )
     return pa.concat_tables([schema.empty_table(), *_whole_parts(paths, read)])
 
 
 def part_paths(filesystem: pafs.FileSystem, folder: str) -> list[str]:
     """Lists the part files below a folder in the order of their names; none when there is no such folder."""
+    return [info.path for info in _part_infos(filesystem, folder)]
+
+
+def _part_infos(filesystem: pafs.FileSystem, folder: str) -> list[pafs.FileInfo]:
     found = filesystem.get_file_info(pafs.FileSelector(folder, allow_not_found=True, recursive=True))
-    return sorted(info.path for info in found if info.is_file and info.base_name.startswith("part-"))
+    parts = [info for info in found if info.is_file and info.base_name.startswith("part-")]
+    return sorted(parts, key=lambda info: str(info.path))
+
+
+def _are_small(infos: Sequence[pafs.FileInfo]) -> bool:
+    return sum(info.size or 0 for info in infos) < _SMALL_PART_BYTES * len(infos)
+
+
+def _threads(filesystem: pafs.FileSystem, infos: Sequence[pafs.FileInfo]) -> int:
+    """How many parts to read at once."""
+    return 1 if isinstance(filesystem, pafs.LocalFileSystem) and _are_small(infos) else _THREADS
 
 
 def run_ids(location: str | Path) -> list[str]:

@@ -223,7 +223,7 @@ _ALL = (
             ("precision_tier", pa.string(), "`fp32`, `compensated` or `reduced`"),
             ("device", pa.string(), "device that evaluated"),
             ("simulated", pa.bool_(), "true when latency and counters are predictions of the simulator"),
-            ("core", pa.string(), "NeuronCore or simulator slot"),
+            ("core", pa.string(), "NeuronCore and its Ray node, or simulator slot"),
             ("latency_ms", pa.float64(), "latency: mean of the samples"),
             ("latency_samples_ms", pa.list_(pa.float64()), "timed runs, or the one prediction"),
             ("latency_spread", pa.float64(), "(max - min) / min of the samples"),

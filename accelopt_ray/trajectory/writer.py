@@ -133,7 +133,8 @@ class TrajectoryWriter:
 
     def _store(self, data: pa.Table, folder: str, name: str) -> None:
         buffer = pa.BufferOutputStream()
-        pq.write_table(data, buffer, compression="zstd")
+        # A dictionary page for each column of so few rows costs more than it saves, in size and in reading.
+        pq.write_table(data, buffer, compression="zstd", use_dictionary=False)
         content = buffer.getvalue()
         self._filesystem.create_dir(folder, recursive=True)
         if isinstance(self._filesystem, pafs.LocalFileSystem):

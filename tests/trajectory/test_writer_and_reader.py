@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import warnings
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from accelopt_ray.trajectory import (
     SCHEMA_VERSION,
     TABLES,
     DamagedPartWarning,
+    ManyPartsWarning,
     NewerSchemaError,
     TrajectoryWriter,
+    compact,
     read_table,
     run_ids,
     text_sha256,
@@ -215,3 +218,19 @@ def test_a_table_without_rows_yet_is_empty_and_a_folder_without_a_trajectory_is_
     (tmp_path / "elsewhere").mkdir()
     with pytest.raises(UserError, match="holds no trajectory"):
         read_table(tmp_path / "elsewhere", "evaluations")
+
+
+def test_very_many_small_parts_are_worth_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    writer = TrajectoryWriter(tmp_path, "r")
+    for number in range(3):
+        writer.write("plans", [{"plan_id": str(number)}])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read_table(tmp_path, "plans")) == 3
+    monkeypatch.setattr("accelopt_ray.trajectory.reader.MANY_PARTS", 3)
+    with pytest.warns(ManyPartsWarning, match="plans of .* is in 3 small files.*accelopt-ray compact"):
+        assert read_table(tmp_path, "plans")["plan_id"].to_pylist() == ["0", "1", "2"]
+    compact(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(read_table(tmp_path, "plans")) == 3

@@ -22,7 +22,7 @@ from accelopt_ray.analysis.figures.style import any_simulated, render
 from accelopt_ray.analysis.memory_use import memory_size
 from accelopt_ray.analysis.plan_categories import plan_effects
 from accelopt_ray.analysis.trajectory import Trajectory
-from accelopt_ray.analysis.utilisation import utilisation
+from accelopt_ray.analysis.utilisation import stays, utilisation
 
 __all__ = [
     "FIGURES",
@@ -58,7 +58,8 @@ class Entry:
 
 def _utilisation(trajectory: Trajectory) -> Figure:
     evaluations = trajectory.evaluations
-    return device_utilisation(utilisation(evaluations, trajectory.llm_calls), any_simulated(evaluations))
+    busy = utilisation(stays(evaluations, trajectory.results), trajectory.llm_calls)
+    return device_utilisation(busy, any_simulated(evaluations))
 
 
 def _ablation(trajectory: Trajectory) -> Figure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from accelopt_ray.analysis.figures.style import (
     BLUE,
@@ -146,6 +147,7 @@ def device_utilisation(utilisation: pd.DataFrame, simulated: bool = False) -> Fi
     calls.set_ylabel("model calls\nunder way")
     calls.set_xlabel(f"time since the first call or evaluation ({unit})")
     for axes in (busy, calls):
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_ylim(bottom=0)
         axes.margins(x=0)
     return finish(figure, simulated)

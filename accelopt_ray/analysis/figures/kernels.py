@@ -40,12 +40,10 @@ def fast_at_p(summary: pd.DataFrame, evaluations: pd.DataFrame) -> Figure:
         return nothing_to_show("no evaluations yet")
     figure, (axes,) = new_figure()
     highest = max(1.2, float(np.max(best)) * 1.08)
-    p = np.linspace(0.5, highest, 400)
-    searches = f"best kernel of each search ({len(best)})"
-    axes.plot(p, [100 * np.mean(best >= value) for value in p], color=BLUE, label=searches)
+    axes.step(*_shares(best, 0.5, highest), color=BLUE, label=f"best kernel of each search ({len(best)})")
     if len(kernels):
-        shares = [100 * np.mean(kernels >= value) for value in p]
-        axes.plot(p, shares, LINES[1], color=VERMILION, label=f"every generated kernel ({len(kernels)})")
+        label = f"every generated kernel ({len(kernels)})"
+        axes.step(*_shares(kernels, 0.5, highest), linestyle=LINES[1], color=VERMILION, label=label)
     axes.axvline(1.0, color=GREY, linewidth=0.8)
     axes.set_ylim(0, 104)
     axes.set_xlim(0.5, highest)
@@ -54,6 +52,13 @@ def fast_at_p(summary: pd.DataFrame, evaluations: pd.DataFrame) -> Figure:
     axes.set_title("fast@p")
     axes.legend(loc="lower left")
     return finish(figure, any_simulated(evaluations))
+
+
+def _shares(speedups: np.ndarray, lowest: float, highest: float) -> tuple[np.ndarray, np.ndarray]:
+    """Values of p where the share of speed-ups of at least p falls, and that share in percent up to each of them."""
+    p = np.unique(np.concatenate([speedups[(speedups > lowest) & (speedups < highest)], [lowest, highest]]))
+    below = np.searchsorted(np.sort(speedups), p, side="left")
+    return p, 100 * (1 - below / len(speedups))
 
 
 @styled
@@ -66,7 +71,7 @@ def outcome_mix(outcomes: pd.DataFrame) -> Figure:
     written = outcomes[outcomes["model"].ne("")]
     if written.empty:
         return nothing_to_show("no kernel was generated yet")
-    figure, (left, right) = new_figure(columns=2, width=8.6)
+    figure, (left, right) = new_figure(columns=2, width=7.4, height=3.9)
     order = [name for name in OUTCOME_LOOKS if name in set(written["outcome"])]
     order += sorted(set(written["outcome"]) - set(order))
     _stack(left, written, "iteration", order)
@@ -111,7 +116,7 @@ def memory_effect(memory_use: pd.DataFrame, memory_size: pd.DataFrame) -> Figure
     """
     if memory_use.empty:
         return nothing_to_show("no attempts yet")
-    figure, (size, effect) = new_figure(columns=2, width=8.6)
+    figure, (size, effect) = new_figure(columns=2, width=7.4, height=3.9)
     means = memory_size.groupby("iteration")[["positive", "negative"]].mean()
     x = means.index.to_numpy(int)
     size.bar(x, means["positive"], 0.7, color=GREEN, label="positive")
@@ -122,6 +127,7 @@ def memory_effect(memory_use: pd.DataFrame, memory_size: pd.DataFrame) -> Figure
     size.set_ylabel("items held at the iteration's end (mean)")
     size.set_title("Experience memory")
     size.xaxis.set_major_locator(MaxNLocator(integer=True))
+    size.yaxis.set_major_locator(MaxNLocator(integer=True))
     size.legend(loc="upper left")
     known = memory_use.dropna(subset=["speedup_vs_parent"])
     levels = [("none", known["memory_items"].eq(0)), ("1 to 4", known["memory_items"].between(1, 4))]
@@ -146,7 +152,7 @@ def plan_categories(effects: pd.DataFrame) -> Figure:
     if effects.empty:
         return nothing_to_show("no attempts at plans yet")
     order = effects["category"].value_counts()
-    figure, (counts, gains) = new_figure(columns=2, width=8.6, height=1.5 + 0.34 * len(order))
+    figure, (counts, gains) = new_figure(columns=2, width=7.4, height=1.5 + 0.34 * len(order))
     rows = np.arange(len(order))[::-1]
     correct = effects[effects["outcome"].eq(EvaluationOutcome.CORRECT)]["category"].value_counts().reindex(order.index)
     duplicate = effects[effects["outcome"].eq("duplicate")]["category"].value_counts().reindex(order.index)
@@ -158,6 +164,7 @@ def plan_categories(effects: pd.DataFrame) -> Figure:
     counts.set_yticks(rows, list(order.index))
     counts.set_xlabel("attempts")
     counts.set_title("Plan categories (by key words)")
+    counts.xaxis.set_major_locator(MaxNLocator(integer=True))
     counts.legend(loc="lower right")
     known = effects.dropna(subset=["speedup_vs_parent"])
     used = [

@@ -24,7 +24,7 @@ def spending_by_role(costs: pd.DataFrame) -> Figure:
     sums = costs.groupby("role")[columns].sum()
     order = [role for role in _ROLES if role in sums.index] + sorted(set(sums.index) - set(_ROLES))
     sums = sums.reindex(order).fillna(0)
-    figure, (tokens, dollars) = new_figure(columns=2, width=8.6)
+    figure, (tokens, dollars) = new_figure(columns=2, width=7.4, height=3.9)
     x = np.arange(len(sums))
     largest = float((sums["prompt_tokens"] + sums["completion_tokens"]).max())
     scale, unit = (1e6, "millions") if largest >= 2e6 else (1e3, "thousands")
@@ -45,10 +45,13 @@ def spending_by_role(costs: pd.DataFrame) -> Figure:
     dollars.set_ylabel("cost (US dollars)")
     dollars.set_title("Dollars by role")
     unpriced = int(sums["unpriced_calls"].sum())
-    if unpriced:
-        note = f"{unpriced} calls without a known price\ncount as 0 dollars"
-        dollars.text(0.98, 0.95, note, transform=dollars.transAxes, ha="right", va="top", fontsize=8, color="#555555")
+    notes = [] if sums["cost_usd"].any() else ["no dollars were spent"]
+    notes += [f"{unpriced} calls without a known price\ncount as 0 dollars"] if unpriced else []
+    if notes:
+        text = "\n".join(notes)
+        dollars.text(0.98, 0.95, text, transform=dollars.transAxes, ha="right", va="top", fontsize=8, color="#555555")
     if not sums["cost_usd"].any():
+        dollars.set_yticks([0])
         dollars.set_ylim(0, 1)
     for axes in (tokens, dollars):
         axes.set_xticks(x, order)

@@ -109,6 +109,7 @@ def report_html(trajectory: Trajectory) -> str:
         lstrip_blocks=True,
     )
     environment.filters["number"] = _number
+    environment.filters["duration"] = _duration
     return environment.get_template("report.html.j2").render(
         title=_title(searches),
         made_at=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
@@ -240,6 +241,12 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     plain = frame.astype("object")
     records = plain.where(plain.notna(), None).to_dict(orient="records")
     return [{str(name): value for name, value in record.items()} for record in records]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _number(value: object, form: str = ",.0f", missing: str = "–") -> str:
