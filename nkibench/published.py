@@ -86,6 +86,7 @@ def published_content(case: PublishedCase) -> TaskFile:
         parameters=case.values,
         reduced={},
         tolerance=DEFAULT_TOLERANCE,
+        strict_tolerance=DEFAULT_TOLERANCE,
         entry=entry,
         in_average=True,
         roofline=None,

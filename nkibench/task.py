@@ -58,6 +58,7 @@ class Task:
         parameters: Values of the shape symbols.
         reduced: Smaller values of some of them, for quick runs.
         tolerance: Bound of the relative L2 error, ``|out - ref| < tolerance * |ref|``.
+        strict_tolerance: The same under a strict check; smaller where a term of the formula is within ``tolerance``.
         entry: Name of the kernel function.
         in_average: Whether it counts in the benchmark's average.
         roofline: Expressions of the unavoidable work over the parameters; None when not known.
@@ -75,6 +76,7 @@ class Task:
     parameters: Mapping[str, int]
     reduced: Mapping[str, int]
     tolerance: float
+    strict_tolerance: float
     entry: str
     in_average: bool
     roofline: Mapping[str, str] | None
@@ -328,6 +330,7 @@ def _build(content: TaskFile, name: str, location: str, reference_path: Path, ba
         parameters=content.parameters,
         reduced=content.reduced,
         tolerance=content.tolerance,
+        strict_tolerance=content.strict_tolerance,
         entry=content.entry,
         in_average=content.in_average,
         roofline=content.roofline,

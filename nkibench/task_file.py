@@ -21,7 +21,7 @@ MAX_TOLERANCE = 0.1
 DEFAULT_SCALE = 10.0
 
 _REQUIRED = ("title", "parameters", "tolerance")
-_OPTIONAL = ("description", "reduced", "entry", "in_average", "roofline", "inputs", "outputs")
+_OPTIONAL = ("description", "reduced", "strict_tolerance", "entry", "in_average", "roofline", "inputs", "outputs")
 _ROOFLINE = ("vector_flops", "matmul_flops", "elements")
 _INPUT = ("shape", "dtype", "value", "values", "scale")
 
@@ -63,6 +63,7 @@ class TaskFile:
     parameters: Mapping[str, int]
     reduced: Mapping[str, int]
     tolerance: float
+    strict_tolerance: float
     entry: str
     in_average: bool
     roofline: Mapping[str, str] | None
@@ -134,12 +135,14 @@ class _Reader:
         if unknown:
             raise self._fail(f"'reduced' names '{unknown[0]}', which is not among 'parameters'")
         outputs = self._outputs(data.get("outputs"), parameters)
+        tolerance = self._tolerance("tolerance", data["tolerance"], MAX_TOLERANCE)
         return TaskFile(
             title=self._text("title", data["title"]),
             description=self._text("description", data.get("description", "")),
             parameters=parameters,
             reduced=reduced,
-            tolerance=self._tolerance(data["tolerance"]),
+            tolerance=tolerance,
+            strict_tolerance=self._tolerance("strict_tolerance", data.get("strict_tolerance", tolerance), tolerance),
             entry=self._entry(data.get("entry", "kernel")),
             in_average=self._flag("in_average", data.get("in_average", False)),
             roofline=self._roofline(data.get("roofline"), parameters),
@@ -206,10 +209,10 @@ class _Reader:
             parameters[name] = size
         return parameters
 
-    def _tolerance(self, value: Any) -> float:
-        tolerance = self._number("tolerance", value)
-        if not 0.0 < tolerance <= MAX_TOLERANCE:
-            raise self._fail(f"'tolerance' must be above 0 and at most {MAX_TOLERANCE}, not {tolerance:g}")
+    def _tolerance(self, field: str, value: Any, largest: float) -> float:
+        tolerance = self._number(field, value)
+        if not 0.0 < tolerance <= largest:
+            raise self._fail(f"'{field}' must be above 0 and at most {largest:g}, not {tolerance:g}")
         return tolerance
 
     def _entry(self, value: Any) -> str:

@@ -74,6 +74,7 @@ class Artifact:
         precision_tier: ``fp32``, ``compensated`` or ``reduced`` where the device can tell from what it compiled.
         stragglers: Processes that the kernel's code had started and left behind; they have been ended.
         repeatable: Whether the device guarantees the same outputs for the same inputs, however often it runs.
+        program_sha256: Hash that equal programs share, where what the device compiles to is the same each time.
     """
 
     device: str
@@ -83,6 +84,7 @@ class Artifact:
     precision_tier: str = ""
     stragglers: int = 0
     repeatable: bool = False
+    program_sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,7 @@ class SimulatorDevice:
             precision_tier=facts[0]["precision_tier"],
             stragglers=traced.stragglers,
             repeatable=facts[0]["repeatable"],
+            program_sha256=hashlib.sha256(payload).hexdigest(),
         )
 
     def run(

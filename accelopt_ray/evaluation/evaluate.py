@@ -173,6 +173,7 @@ class _Run:
             check_details={
                 "trials": self.trials,
                 "stage_s": self.stage_s,
+                "program_sha256": self.artifact.program_sha256 if self.artifact else "",
                 **({} if self.turns is None else {"turns": self.turns}),
             },
             compile_s=self.stage_s.get("compile", 0.0),

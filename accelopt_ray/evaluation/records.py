@@ -115,6 +115,7 @@ class EvaluationResult:
     def completed(self, rest: EvaluationResult) -> EvaluationResult:
         """Returns a provisional result with the rest of its check.
 
+        A kernel whose text became another program in the meantime is rejected: each stage saw a part of one of them.
         If it was measured in turns with its parent and noise explains its gain, its latency becomes the parent's.
         """
         trials = [*self.check_details.get("trials", ()), *rest.check_details.get("trials", ())]  # type: ignore[misc]
@@ -126,11 +127,16 @@ class EvaluationResult:
             if not turns["promoted"] and latency_ms is not None and turns["parent_latency_ms"] > latency_ms:
                 percent = None if percent is None else percent * latency_ms / turns["parent_latency_ms"]
                 latency_ms = turns["parent_latency_ms"]
+        outcome, reason, error_text = rest.outcome, rest.reason, rest.error_text
+        programs = {self.check_details.get("program_sha256"), rest.check_details.get("program_sha256")} - {None, ""}
+        if len(programs) > 1:
+            outcome, reason = EvaluationOutcome.REJECTED, "changing_program"
+            error_text = "the kernel's code makes another program each time that it is traced"
         return dataclasses.replace(
             self,
-            outcome=rest.outcome,
-            reason=rest.reason,
-            error_text=rest.error_text,
+            outcome=outcome,
+            reason=reason,
+            error_text=error_text,
             check_stage=CheckStage.WHOLE,
             check_details=details,
             latency_ms=latency_ms,

@@ -55,11 +55,10 @@ class Bounds:
         For ordinary inputs the error over the whole output may never exceed the task's tolerance; for others it may,
         where the reference itself is no more accurate.
         """
-        row_share = _MARGIN * accuracy.element_of_row
         return Bounds(
             l2=tolerance if ordinary else max(tolerance, _NORM_MARGIN * accuracy.l2),
-            row_l2=max(_ROW_FACTOR * tolerance, _NORM_MARGIN * accuracy.row_l2) + row_share,
-            element_of_row=row_share,
+            row_l2=max(_ROW_FACTOR * tolerance, _NORM_MARGIN * accuracy.row_l2),
+            element_of_row=_MARGIN * accuracy.element_of_row,
             element_noise=_CHANGE_MARGIN * accuracy.element,
         )
 

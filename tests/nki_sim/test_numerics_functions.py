@@ -443,12 +443,12 @@ def test_range_select_keeps_elements_between_the_bounds() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_rand_is_uniform_and_repeatable() -> None:
+def test_rand_is_uniform_and_another_in_each_run() -> None:
     case = Case("nl.rand", "r = nl.rand((128, 96))", [X], lambda x: x)
     first, _ = case.run()
     second, _ = case.run()
     assert first.min() >= 0 and first.max() < 1 and abs(first.mean() - 0.5) < 0.02
-    np.testing.assert_array_equal(first, second)
+    assert (first != second).mean() > 0.99
 
 
 def test_dropout_zeroes_about_the_given_share() -> None:

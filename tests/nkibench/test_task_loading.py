@@ -48,6 +48,11 @@ def test_unknown_names_suggest_the_nearest() -> None:
     [
         ("title: Doubled\n", "", "field 'title' is missing"),
         ("title: Doubled", "title: 7", "'title' must be text"),
+        (
+            "tolerance: 1e-5",
+            "tolerance: 1e-5\nstrict_tolerance: 2e-5",
+            "'strict_tolerance' must be above 0 and at most 1e-05",
+        ),
         ("tolerance: 1e-5", "tolerence: 1e-5", "did you mean 'tolerance'"),
         ("tolerance: 1e-5", "tolerance: 0", "above 0 and at most 0.1, not 0"),
         ("tolerance: 1e-5", "tolerance: -1e-5", "above 0"),

@@ -91,3 +91,12 @@ def test_a_completed_result_keeps_the_measurement_and_takes_the_verdict():
     assert result.evaluation_id == "k"
     assert EvaluationResult.from_json(result.to_json()) == result
     assert EvaluationResult.from_json(first.to_json()) == first
+
+
+@pytest.mark.parametrize("other, outcome", [("a", "correct"), ("b", "rejected"), ("", "correct")])
+def test_a_text_that_becomes_another_program_in_the_second_stage_is_rejected(other: str, outcome: str):
+    first = EvaluationResult(
+        "k", EvaluationOutcome.CORRECT, check_stage=CheckStage.FIRST, check_details={"program_sha256": "a"}
+    )
+    rest = EvaluationResult("k.rest", EvaluationOutcome.CORRECT, check_details={"program_sha256": other})
+    assert first.completed(rest).outcome == outcome

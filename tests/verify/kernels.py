@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accelopt_ray.outcome import EvaluationOutcome as Outcome
+from nkibench.task import load_task
 
 SHAPES = {
     "silu": {"M": 256, "N": 1024},
     "bmm_softmax": {"B": 1, "M": 256, "N": 1024},
     "rmsnorm_matmul": {"M": 128, "N": 512, "K": 256},
+    "adamw": {"M": 320, "N": 1024},
+    "add_rmsnorm_matmul": {"M": 128, "N": 512, "K": 256},
+    "mamba": {"C": 128, "M": 512, "S": 4},
 }
 
 HEADER = """
@@ -99,7 +103,12 @@ COMPENSATED = SOFTMAX.replace(
 # The same with the small products left out: the split is there, the precision is not.
 POSING = COMPENSATED.replace("                product += nl.matmul(left_low, right_high)\n", "")
 
-HONEST = {"silu": SILU, "bmm_softmax": SOFTMAX, "rmsnorm_matmul": RMSNORM}
+HONEST = {
+    "silu": SILU,
+    "bmm_softmax": SOFTMAX,
+    "rmsnorm_matmul": RMSNORM,
+    **{name: load_task(name).baseline_source() for name in ("adamw", "add_rmsnorm_matmul", "mamba")},
+}
 
 
 @dataclass(frozen=True)
@@ -142,6 +151,10 @@ def _rmsnorm(name: str, outcome: Outcome, reason: str, *changes: tuple[str, str]
     return Cheat(name, "rmsnorm_matmul", _changed(RMSNORM, *changes), outcome, reason)
 
 
+def _baseline(task: str, name: str, reason: str, *changes: tuple[str, str]) -> Cheat:
+    return Cheat(name, task, _changed(HONEST[task], *changes), Outcome.INCORRECT, reason)
+
+
 def _reaching(name: str, reason: str, statement: str, where: str = "inside") -> Cheat:
     """An otherwise honest SiLU that reaches for something a kernel has no need of."""
     if where == "inside":
@@ -153,6 +166,8 @@ def _reaching(name: str, reason: str, statement: str, where: str = "inside") -> 
 
 _Y = "y = nl.multiply(tile, nisa.activation(op=nl.sigmoid, data=tile))"
 _STORE = "nl.store(out[0:partitions, row, 0:columns], value=y)"
+_DECAY = "decay = nisa.activation(op=nl.exp, data=delta_tile, scale=a_column)"
+_ADAMW_STORE = "            nl.store(out[row, block_column], value=out_tile, mask=inside)\n"
 CHEATS = (
     # Work left out.
     _silu("returns the input", Outcome.INCORRECT, "row_error", (_Y, "y = tile")),
@@ -207,7 +222,90 @@ CHEATS = (
     ),
     _rmsnorm("fewer iterations", Outcome.INCORRECT, "", ("affine_range(k // 128)", "affine_range(k // 128 - 1)")),
     _rmsnorm("no normalisation", Outcome.INCORRECT, "", ("nl.multiply(tile, scale)", "nl.multiply(tile, 1.0)")),
+    # Terms that hardly show in ordinary inputs.
+    _baseline(
+        "adamw", "no weight decay", "relative_l2", ("nl.subtract(decayed, update", "nl.subtract(theta_piece, update")
+    ),
+    _baseline("adamw", "no gradient in the variance", "", ("v_t = nl.add(v_old, v_new, mask=inside)", "v_t = v_old")),
+    _baseline(
+        "adamw",
+        "copies the partial last tile",
+        "",
+        (
+            _ADAMW_STORE,
+            f"""{_ADAMW_STORE}
+    last = (row_tiles - 1) * PARTITIONS + partition
+    for block in nl.affine_range(columns // LOAD_COLUMNS):
+        block_column = block * LOAD_COLUMNS + load_column
+        same = nl.load(theta[last, block_column], mask=last < rows)
+        nl.store(out[last, block_column], value=same, mask=last < rows)
+""",
+        ),
+    ),
+    _baseline("add_rmsnorm_matmul", "no epsilon", "row_error", ("nl.add(mean_square, eps)", "mean_square")),
+    _baseline("add_rmsnorm_matmul", "statistics of one addend", "", ("nl.square(y_tile)", "nl.square(x_tile)")),
+    _baseline("mamba", "no decay", "", (_DECAY, "decay = nl.add(nl.multiply(delta_tile, 0.0), 1.0)")),
+    _baseline("mamba", "linear decay", "", (_DECAY, "decay = nl.add(nl.multiply(delta_tile, a_column), 1.0)")),
+    _baseline("mamba", "a state less", "", ("affine_range(states)", "affine_range(states - 1)")),
+    _rmsnorm(
+        "statistics without the last column",
+        Outcome.INCORRECT,
+        "",
+        ("nl.square(tile)", "nl.square(tile[0:128, 0 : k - 1])"),
+    ),
+    _softmax("total without the last column", "", ("nl.sum(exponentials,", "nl.sum(exponentials[0:128, 0 : n - 1],")),
+    _silu(
+        "half of small inputs",
+        Outcome.INCORRECT,
+        "element_error",
+        (
+            _Y,
+            f"{_Y}\n        near = nl.less(nl.abs(tile), 0.01)\n        half = nl.multiply(tile, 0.5)\n"
+            "        y = nl.add(nl.multiply(y, nl.subtract(1.0, near)), nl.multiply(half, near))",
+        ),
+    ),
+    _silu(
+        "another result each time",
+        Outcome.INCORRECT,
+        "not_repeatable",
+        (_Y, f"{_Y}\n        y = nl.multiply(y, nl.add(nl.multiply(nl.rand((partitions, columns)), 1e-5), 1.0))"),
+    ),
     # Lower precision, openly and in disguise.
+    _silu(
+        "fixed point",
+        Outcome.INCORRECT,
+        "",
+        (
+            _Y,
+            "fixed = nl.copy(nl.multiply(tile, 4096.0), dtype=nl.int16)\n"
+            "        tile = nl.multiply(nl.copy(fixed, dtype=nl.float32), 1.0 / 4096.0)\n"
+            f"        {_Y}",
+        ),
+    ),
+    _rmsnorm(
+        "bfloat16 sums",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        ("dtype=nl.float32, buffer=nl.psum", "dtype=nl.bfloat16, buffer=nl.psum"),
+    ),
+    _rmsnorm(
+        "shortened fp32 product",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        ("nl.multiply(tile, scale)", "nl.multiply(tile, scale, dtype=nl.tfloat32)"),
+        ("p * 128, 128), nl.ds(j * 512, 512)])", "p * 128, 128), nl.ds(j * 512, 512)], dtype=nl.tfloat32)"),
+    ),
+    _silu(
+        "an intermediate in bfloat16 in HBM",
+        Outcome.PRECISION_VIOLATION,
+        "precision:reduced",
+        ("    for row", "    spill = nl.ndarray(x.shape, dtype=nl.bfloat16, buffer=nl.hbm)\n    for row"),
+        (
+            _STORE,
+            f"{_STORE.replace('out[', 'spill[')}\n"
+            f"        y = nl.load(spill[0:partitions, row, 0:columns])\n        {_STORE}",
+        ),
+    ),
     _rmsnorm(
         "bfloat16 product",
         Outcome.PRECISION_VIOLATION,

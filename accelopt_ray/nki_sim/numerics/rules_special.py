@@ -232,12 +232,12 @@ def local_gather(site: Site) -> Step:
 
 
 def dropout(site: Site) -> Step:
-    """Replaces elements by 0 with a probability; seeded per instruction, so that a run can be repeated."""
+    """Replaces elements by 0 with a probability; others in each run, so that nothing can rely on which."""
     probability = site.operand("prob", "probability")
     read = site.aligned(site.access("data", "src"))
     chance = site.aligned(probability) if isinstance(probability, Access) else None
     fixed = np.float32(0.0 if probability is None or isinstance(probability, Access) else probability)
-    generator = np.random.default_rng(site.instruction.id)
+    generator = np.random.default_rng()
 
     def compute(out: Array, values: Array, *given: Array) -> None:
         drop = generator.random(out.shape, dtype=np.float32) < (given[0] if given else fixed)
@@ -247,8 +247,8 @@ def dropout(site: Site) -> Step:
 
 
 def random(site: Site) -> Step:
-    """Uniform values in [0, 1); seeded per instruction, so that a run can be repeated."""
-    generator = np.random.default_rng(site.instruction.id)
+    """Uniform values in [0, 1); others in each run, so that nothing can rely on them."""
+    generator = np.random.default_rng()
     return site.elementwise(lambda out: np.copyto(out, generator.random(out.shape, dtype=np.float32)), [], [])
 
 
