@@ -107,7 +107,9 @@ class StrictCheck:
         if len(attempt.outputs) != len(expected):
             text = f"{len(attempt.outputs)} outputs where the reference has {len(expected)}"
             return Verdict(Finding(EvaluationOutcome.INCORRECT, "output_count", text))
-        bounds = Bounds.of(task.strict_tolerance, attempt.reference.accuracy, attempt.reference.distribution == ORDINARY)
+        bounds = Bounds.of(
+            task.strict_tolerance, attempt.reference.accuracy, attempt.reference.distribution == ORDINARY
+        )
         details: dict[str, Any] = {"used_of_l2": 0.0, "used_of_row": 0.0, "used_of_element": 0.0}
         for position, (output, reference) in enumerate(zip(attempt.outputs, expected, strict=True)):
             if output.shape != reference.shape:
