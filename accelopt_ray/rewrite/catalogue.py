@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from accelopt_ray.rewrite.rule import Rule
 from accelopt_ray.rewrite.rules import (
+    accumulation,
     algebra,
     blocking,
     functions,
     fusion,
+    hints,
     invariants,
     layout,
     matmuls,
     nests,
     psum,
     scans,
+    softmax,
     tails,
     tiles,
 )
 
 #: Local rewrites; applied to exhaustion they cannot undo one another.
-PEEPHOLES: tuple[Rule, ...] = (*functions.RULES, *algebra.RULES, *fusion.RULES, *invariants.RULES)
+PEEPHOLES: tuple[Rule, ...] = (
+    *functions.RULES,
+    *softmax.RULES,
+    *algebra.RULES,
+    *fusion.RULES,
+    *invariants.RULES,
+    *hints.RULES,
+)
 #: Rewrites of loops and layouts, one site at a time.
 STRUCTURAL: tuple[Rule, ...] = (
     *nests.RULES,
@@ -29,6 +39,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     *layout.RULES,
     *tails.RULES,
     *tiles.RULES,
+    *accumulation.RULES,
     *psum.RULES,
 )
 #: Rewrites that tidy up after a structural one.

@@ -102,6 +102,20 @@ FIRES: dict[str, list[Program]] = {
             ("y", "subtract", "e", "m"),
         ]
     ],
+    "scale-inside-exponential": [
+        [
+            ("s", "tensor_scalar", "x", "multiply", 0.125),
+            ("m", "reduce", "s", "max"),
+            ("k", "tensor_scalar", "m", "multiply", -1.0),
+            ("y", "activation", "exp", "s", {"bias": "k"}),
+        ],
+        [
+            ("s", "tensor_scalar", "z", "multiply", 3.0),
+            ("m", "reduce", "s", "max"),
+            ("e", "activation", "exp", "s", {"scale": 0.5}),
+            ("y", "subtract", "e", "m"),
+        ],
+    ],
     "remove-copy": [[("t", "copy", "x"), ("y", "activation", "tanh", "t")]],
     "drop-dead-result": [[("t", "tensor_scalar", "x", "multiply", 2.0), ("y", "activation", "tanh", "x")]],
 }
@@ -198,6 +212,25 @@ MISSES: dict[str, list[Program]] = {
     "tensor-scalar-reduce": [
         [("e", "activation", "exp", "x"), ("m", "reduce", "e", "max"), ("y", "subtract", "e", "m")],
     ],
+    "scale-inside-exponential": [
+        [
+            ("s", "tensor_scalar", "x", "multiply", -0.125),
+            ("m", "reduce", "s", "max"),
+            ("y", "activation", "exp", "s", {"bias": "m"}),
+        ],
+        [
+            ("s", "tensor_scalar", "x", "multiply", 0.125),
+            ("m", "reduce", "s", "max"),
+            ("e", "activation", "exp", "s", {"bias": "m"}),
+            ("y", "tensor_tensor", "e", "s", "add"),
+        ],
+        [
+            ("s", "tensor_scalar", "x", "add", 0.125),
+            ("m", "reduce", "s", "max"),
+            ("y", "activation", "exp", "s", {"bias": "m"}),
+        ],
+        [("s", "tensor_scalar", "x", "multiply", 0.125), ("y", "activation", "exp", "s")],
+    ],
     "remove-copy": [[("t", "copy", "x"), ("u", "activation", "tanh", "t"), ("y", "multiply", "u", "t")]],
     "drop-dead-result": [[("t", "multiply", "x", "z"), ("u", "multiply", "t", "v"), ("y", "activation", "tanh", "u")]],
 }
@@ -231,7 +264,7 @@ def test_a_rule_leaves_near_misses_alone(rule: str, style: str) -> None:
 
 
 def test_every_peephole_is_tested_both_ways() -> None:
-    tested = {"epilogue-from-psum", "share-load", "hoist-invariant"}  # Tested below.
+    tested = {"epilogue-from-psum", "share-load", "hoist-invariant", "one-zero-hint"}  # Tested below.
     assert {rule.id for rule in PEEPHOLES} == set(FIRES) | tested == set(MISSES) | tested
 
 
@@ -295,6 +328,42 @@ def test_epilogue_reads_psum(middle: str, fires: bool) -> None:
     if fires:
         assert "moved" not in outcome.source
         assert_equal_results(source, outcome.source, (64, 128), (64, 256), (128, 256))
+
+
+HINTED = """
+@nki.jit
+def kernel(x):
+    k, m = x.shape
+    out = nl.ndarray((m, k), dtype=x.dtype, buffer=nl.shared_hbm)
+    unit = {unit}
+    tile = nl.load(x[0:k, 0:m])
+    nl.store(out[0:m, 0:k], value=nl.copy(nisa.nc_matmul({operands})))
+    return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("unit", "operands", "hint"),
+    [
+        ("nl.load(nl.shared_constant(np.identity(k, dtype=np.float32)))", "tile, unit", "is_moving_onezero"),
+        ("nl.ones((nl.par_dim(k), k), dtype=nl.float32, buffer=nl.sbuf)", "tile, moving=unit", "is_moving_onezero"),
+        ("nisa.memset((k, 64), 1.0, dtype=nl.float32)", "unit, tile", "is_stationary_onezero"),
+        # Told already; twos; an input; scaled afterwards.
+        ("nl.load(nl.shared_constant(np.eye(k, dtype=np.float32)))", "tile, unit, is_moving_onezero=True", ""),
+        ("nl.load(nl.shared_constant(2 * np.eye(k, dtype=np.float32)))", "tile, unit", ""),
+        ("nl.full((nl.par_dim(k), k), 2.0, dtype=nl.float32, buffer=nl.sbuf)", "tile, unit", ""),
+        ("nl.load(x[0:k, 0:k])", "tile, unit", ""),
+        ("nl.ones((nl.par_dim(k), k), dtype=nl.float32)\n    unit[...] = nl.load(x[0:k, 0:k])", "tile, unit", ""),
+    ],
+)
+def test_operands_of_zeros_and_ones_are_hinted(unit: str, operands: str, hint: str) -> None:
+    source = HEADER + HINTED.format(unit=unit, operands=operands)
+    outcome = carry_out(source, [Step("one-zero-hint")])
+    assert outcome.changed is bool(hint)
+    if hint:
+        assert f"{hint}=True" in outcome.source
+        if "memset" not in unit:
+            assert_equal_results(source, outcome.source, (64, 128))
 
 
 TWICE = """

@@ -464,6 +464,38 @@ FIRES["broadcast-in-psum"] = [
         ((256, 512), (2, 512)),
     ),
 ]
+PARTIAL = _kernel(
+    """
+k, m = a.shape
+n = b.shape[1]
+out = nl.ndarray((m, n), dtype=a.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    total = nl.zeros((nl.par_dim(128), 384), dtype=nl.float32, buffer=nl.sbuf)
+    for step in nl.affine_range(k // 128):
+        left = nl.load(a[nl.ds(step * 128, 128), nl.ds(row * 128, 128)])
+        right = nl.load(b[nl.ds(step * 128, 128), 0:384])
+        total[0:128, 0:384] += nisa.nc_matmul(left, right)
+    nl.store(out[nl.ds(row * 128, 128), 0:384], value=nl.exp(total, scale=0.01))
+return out
+""".replace("nl.exp(total, scale=0.01)", "nisa.activation(op=nl.tanh, data=total[0:128, 0:384], scale=0.01)"),
+    "a, b",
+)
+PARTIAL_SEQUENCE = PARTIAL.replace("nl.affine_range(k // 128)", "nl.sequential_range(k // 128)").replace(
+    "total[0:128, 0:384] += nisa.nc_matmul(left, right)",
+    "product = nisa.nc_matmul(left, right)\n            total[0:128, 0:384] = nl.add(total[0:128, 0:384], product)",
+)
+PARTIAL_UPDATE = PARTIAL.replace(
+    "total[0:128, 0:384] += nisa.nc_matmul(left, right)",
+    "product = nisa.nc_matmul(left, right)\n            total[...] += product",
+)
+PARTIAL_REDUCE = PARTIAL.replace("nl.zeros((nl.par_dim(128), 384)", "nl.ndarray((nl.par_dim(128), 384)").replace(
+    "total[0:128, 0:384] += nisa.nc_matmul(left, right)",
+    "product = nisa.nc_matmul(left, right)\n"
+    "            total[0:128, 0:384] = nl.loop_reduce(product, op=np.add, loop_indices=[step])",
+)
+FIRES["accumulate-in-psum"] = [
+    (kernel, ((384, 256), (384, 384))) for kernel in (PARTIAL, PARTIAL_SEQUENCE, PARTIAL_UPDATE, PARTIAL_REDUCE)
+]
 TAIL = _kernel(
     """
 rows, n = x.shape
@@ -603,6 +635,16 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("nl.zeros((nl.par_dim(128), 256)", "nl.full((nl.par_dim(128), 256), 1.0"),
         SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
+    ],
+    "accumulate-in-psum": [
+        # Wider than a bank; not zero at first; read inside the loop; a maximum; another tile every time.
+        PARTIAL.replace("384", "1024"),
+        PARTIAL.replace("nl.zeros((nl.par_dim(128), 384)", "nl.full((nl.par_dim(128), 384), 1.0"),
+        PARTIAL.replace("        nl.store(out", "            spare = nl.exp(total)\n        nl.store(out"),
+        PARTIAL_SEQUENCE.replace("nl.add(total", "nl.maximum(total"),
+        PARTIAL_REDUCE.replace("op=np.add", "op=np.max"),
+        PARTIAL_REDUCE.replace("loop_indices=[step]", "loop_indices=[row]"),
+        PARTIAL_UPDATE.replace("total[...] += product", "total[...] += nl.exp(product)"),
     ],
     "exact-tiles": [
         # Rows are masked; a constant limit that is not the axis; too few tiles; a sum over the axis; another step.

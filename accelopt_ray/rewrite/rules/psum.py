@@ -73,50 +73,69 @@ class SumOnTensorEngine(Rule):
 
     @staticmethod
     def _legal(kernel: Kernel, op: Op) -> bool:
-        if op.kind != "update" or op.attrs.get("op") != "add" or op.mask or op.dest is None:
+        tile = op.ref("data2")
+        if op.kind != "update" or op.attrs.get("op") != "add" or tile is None or not is_running_sum(kernel, op):
             return False
-        buffer, tile = op.dest.buffer, op.ref("data2")
-        if buffer.space is not Space.SBUF or buffer.block_dims or buffer.fill != "0" or buffer.returned:
+        assert op.dest is not None and op.dest.buffer.shape is not None
+        buffer = op.dest.buffer
+        if tile.buffer.space is not Space.SBUF or tile.shape != buffer.shape or op.dest.buffer.shape[0].value != 128:
             return False
-        if tile is None or tile.buffer.space is not Space.SBUF or tile.shape is None:
-            return False
-        if buffer.shape is None or tile.shape != buffer.shape or not fits_bank(kernel, buffer.shape):
-            return False
-        if buffer.shape[0].value != _PARTITIONS or op.dest.shape != buffer.shape or len(buffer.writes) != 1:
-            return False
-        inside = [loop for loop in op.loops if loop not in buffer.loops]
-        if not inside or not all(loop.parallel for loop in inside) or not isinstance(buffer.declaration, ast.Assign):
-            return False
-        for user, _, ref in refs_of(kernel, buffer):
-            if user is op:
-                continue
-            if any(loop in user.loops for loop in inside) or ref.dims is None or user.position < op.position:
-                return False
-        return len(refs_of(kernel, buffer)) > 2
+        return all(loop.parallel for loop in op.loops if loop not in buffer.loops)
 
     def apply(self, kernel: Kernel, site: Site) -> None:
         op = kernel.ops[site.position]
         if not self._legal(kernel, op):
             raise LookupError(f"{self.id} no longer applies at {site.anchor}")
-        nl, nisa = kernel.alias("nl"), kernel.alias("nisa")
-        assert op.dest is not None and isinstance(op.node, ast.AugAssign)
-        buffer, tile = op.dest.buffer, op.args["data2"]
-        readers = [(user, name, ref) for user, name, ref in refs_of(kernel, buffer) if user is not op]
-        finished = kernel.fresh(f"{buffer.name}_sum")
-        for user, name, ref in readers:
-            replace_ref(user, name, ast.unparse(ref.node).replace(buffer.name, finished, 1))
+        nisa = kernel.alias("nisa")
+        assert isinstance(op.node, ast.AugAssign)
         op.node.value = expression(
-            f"{nisa}.nc_matmul({identity_tile(kernel, op)}, {tile.text}, is_stationary_onezero=True)"
+            f"{nisa}.nc_matmul({identity_tile(kernel, op)}, {op.args['data2'].text}, is_stationary_onezero=True)"
         )
-        assert isinstance(buffer.declaration, ast.Assign) and isinstance(buffer.declaration.value, ast.Call)
-        call = buffer.declaration.value
-        call.keywords = [keyword for keyword in call.keywords if keyword.arg != "buffer"]
-        call.keywords.append(ast.keyword("buffer", expression(f"{nl}.psum")))
-        first = min((user for user, _, _ in readers), key=lambda user: user.position)
-        block, node = _common_block(buffer, first)
-        place = next(n for n, item in enumerate(block) if item is node)
-        block.insert(place, statement(f"{finished} = {nl}.copy({buffer.name})"))
+        keep_in_psum(kernel, op)
         tidy(kernel)
+
+
+def is_running_sum(kernel: Kernel, op: Op) -> bool:
+    """Whether an operation adds to a zeroed SBUF tile of at most one bank that is read only after its loops."""
+    if op.mask or op.dest is None:
+        return False
+    buffer = op.dest.buffer
+    if buffer.space is not Space.SBUF or buffer.block_dims or buffer.fill != "0" or buffer.returned:
+        return False
+    if not fits_bank(kernel, buffer.shape) or op.dest.shape != buffer.shape or len(buffer.writes) != 1:
+        return False
+    inside = [loop for loop in op.loops if loop not in buffer.loops]
+    if not inside or not isinstance(buffer.declaration, ast.Assign):
+        return False
+    if op.dest.dims is None or any(dim.start.symbols for dim in op.dest.dims):
+        return False
+    readers = 0
+    for user, _, ref in refs_of(kernel, buffer):
+        if user is op:
+            continue
+        if any(loop in user.loops for loop in inside) or ref.dims is None or user.position < op.position:
+            return False
+        readers += 1
+    return readers > 0
+
+
+def keep_in_psum(kernel: Kernel, op: Op) -> None:
+    """Moves the tile of a running sum into PSUM; its readers read a copy made after the loops."""
+    nl = kernel.alias("nl")
+    assert op.dest is not None
+    buffer = op.dest.buffer
+    readers = [(user, name, ref) for user, name, ref in refs_of(kernel, buffer) if user is not op]
+    finished = kernel.fresh(f"{buffer.name}_sum")
+    for user, name, ref in readers:
+        replace_ref(user, name, ast.unparse(ref.node).replace(buffer.name, finished, 1))
+    assert isinstance(buffer.declaration, ast.Assign) and isinstance(buffer.declaration.value, ast.Call)
+    call = buffer.declaration.value
+    call.keywords = [keyword for keyword in call.keywords if keyword.arg != "buffer"]
+    call.keywords.append(ast.keyword("buffer", expression(f"{nl}.psum")))
+    first = min((user for user, _, _ in readers), key=lambda user: user.position)
+    block, node = _common_block(buffer, first)
+    place = next(n for n, item in enumerate(block) if item is node)
+    block.insert(place, statement(f"{finished} = {nl}.copy({buffer.name})"))
 
 
 def _common_block(buffer: Buffer, reader: Op) -> tuple[list[ast.stmt], ast.stmt]:
