@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.nki_sim.cost.confidence import can_tell_apart
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.trajectory.writer import text_sha256
@@ -134,7 +135,7 @@ def best_kernel_file(tally: Tally, run_id: str, task: str) -> str | None:
     best, source = tally.best, tally.best_source
     if best is None or source is None:
         return None
-    kind = "simulated" if best.simulated else "measured"
+    kind = latency_kind(best.device, best.simulated)
     lines = [
         f"Best kernel so far for task {task}, found by accelopt-ray.",
         f"run {run_id}, candidate {best.candidate_id}, iteration {best.iteration}, source sha256 {best.source_sha256}",

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from accelopt_ray.analysis.trajectory import Trajectory
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
 
 RESAMPLES = 10_000
@@ -105,9 +106,10 @@ def compare(trajectory: Trajectory, groups: Mapping[str, str], reach: float | No
 
     Returns:
         One row a group, in the order of ``groups``, with ``group``, ``replicates``, ``tasks``, ``simulated``,
-        ``reach``, ``reached`` (share of the searches that got there), and for each of :data:`MEASURES` the value and
-        its interval in ``<measure>_low`` and ``<measure>_high``. ``evaluations_to_reach`` and ``cost_usd_to_reach`` are
-        means over the searches that got there.
+        ``latency_kind`` (the least trustworthy of its runs), ``reach``, ``reached`` (share of the searches that got
+        there), and for each of :data:`MEASURES` the value and its interval in ``<measure>_low`` and
+        ``<measure>_high``. ``evaluations_to_reach`` and ``cost_usd_to_reach`` are means over the searches that got
+        there.
 
     Raises:
         UserError: None of the runs has a correct kernel.
@@ -141,6 +143,8 @@ def _row(name: str, searches: pd.DataFrame, reach: float) -> dict[str, object]:
         "replicates": replicates.ngroups,
         "tasks": searches["task"].nunique(),
         "simulated": bool(searches["simulated"].fillna(False).any()),
+        # The least trustworthy kind comes last in the alphabet.
+        "latency_kind": max(map(latency_kind, searches["device"].fillna(""), searches["simulated"].fillna(False))),
         "reach": reach,
         "reached": float(searches["evaluations_to_reach"].notna().mean()),
     }

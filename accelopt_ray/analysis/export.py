@@ -14,6 +14,7 @@ from accelopt_ray.analysis.lineage import Step
 from accelopt_ray.analysis.tasks import run_task
 from accelopt_ray.analysis.torch_module import LayoutError, torch_module
 from accelopt_ray.analysis.trajectory import Trajectory
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
 from nkibench.task import TaskError
 
@@ -29,7 +30,8 @@ class Exported:
         run_id: The run with the fastest kernel.
         folder: Where it is.
         speedup: Over the baseline.
-        simulated: Whether that is a prediction.
+        kind: Whether that is ``measured`` or what kind of prediction, see
+            :func:`~accelopt_ray.devices.registry.latency_kind`.
         no_module: Why there is no PyTorch module; empty when there is one.
     """
 
@@ -37,7 +39,7 @@ class Exported:
     run_id: str
     folder: Path
     speedup: float
-    simulated: bool
+    kind: str
     no_module: str
 
 
@@ -136,7 +138,8 @@ def _export_kernel(trajectory: Trajectory, run_id: str, task: str, folder: Path)
     provenance = _provenance(trajectory, run_id, task, steps, row)
     text = json.dumps({**provenance, "no_module": no_module}, indent=2, ensure_ascii=False, default=str)
     (folder / PROVENANCE).write_text(text + "\n", encoding="utf-8")
-    return Exported(task, run_id, folder, best.speedup_vs_baseline, best.simulated, no_module)
+    kind = latency_kind(row["device"], best.simulated)
+    return Exported(task, run_id, folder, best.speedup_vs_baseline, kind, no_module)
 
 
 def _best_row(trajectory: Trajectory, best: Step) -> dict[str, Any]:
@@ -146,7 +149,7 @@ def _best_row(trajectory: Trajectory, best: Step) -> dict[str, Any]:
 
 
 def _header(best: Step, row: dict[str, Any], run_id: str) -> str:
-    kind = "simulated" if best.simulated else "measured"
+    kind = latency_kind(row["device"], best.simulated)
     peak = "" if best.percent_of_peak is None else f", {best.percent_of_peak:.1f} % of peak"
     lines = [
         f"Kernel for task {row['task']}, found by accelopt-ray in run {run_id}, candidate {best.candidate_id}.",

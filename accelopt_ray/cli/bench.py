@@ -14,6 +14,8 @@ from accelopt_ray.outcome import UserError
 if TYPE_CHECKING:
     from nkibench.task import Task
 
+_MEAN = "geometric mean of percent of peak"
+
 
 def bench(
     tasks: Annotated[list[str] | None, typer.Argument(help="Tasks; all built-in ones by default.")] = None,
@@ -44,13 +46,12 @@ def bench(
         if not as_json:
             _print(row)
     mean = _mean(chosen, rows)
-    simulated = any(row["simulated"] for row in rows)
     if as_json:
         record = {"device": device, "check": check, "tasks": rows, "geometric_mean_percent_of_peak": mean}
         print(json.dumps(record, indent=2))
-    elif mean is not None:
-        kind = latency_kind(device, simulated)
-        print(f"geometric mean of percent of peak: {mean:.2f} % ({kind} on {device})")
+    else:
+        kind = latency_kind(device, target.simulated)
+        print(f"latencies: {kind} on {device}" if mean is None else f"{_MEAN}: {mean:.2f} % ({kind} on {device})")
     if any(row["outcome"] != "correct" for row in rows):
         raise typer.Exit(1)
 
@@ -74,6 +75,7 @@ def _row(
     task: Task, device: Any, references: Any, check: str, seeds: tuple[int, ...], timeout_s: float, reduced: bool
 ) -> dict[str, Any]:
     from accelopt_ray.devices.protocol import Limits
+    from accelopt_ray.devices.registry import latency_kind
     from accelopt_ray.evaluation.evaluate import evaluate
     from accelopt_ray.evaluation.records import EvaluationJob, TaskRef
 
@@ -97,6 +99,7 @@ def _row(
         "latency_ms": result.latency_ms,
         "percent_of_peak": result.percent_of_peak,
         "simulated": result.simulated,
+        "latency_kind": latency_kind(result.device, result.simulated),
         "device": result.device,
         "check": result.check,
         "in_average": task.in_average,

@@ -85,7 +85,6 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 def markdown(table: pd.DataFrame) -> str:
     """Renders a comparison as a Markdown table with 95 % intervals in brackets."""
     reach = float(table["reach"].iloc[0])
-    simulated = bool(table["simulated"].any())
     heads = ["configuration", "seeds", "tasks"]
     heads += [name.format(reach=reach) for name, _ in _COLUMNS.values()]
     heads += ["reached"]
@@ -102,8 +101,9 @@ def markdown(table: pd.DataFrame) -> str:
     head = "| " + " | ".join(cell.ljust(width) for cell, width in zip(heads, widths, strict=True)) + " |"
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     notes = ["Geometric means over tasks; brackets: 95 % bootstrap intervals over seeds, where there are two or more."]
-    if simulated:
-        notes.append("Simulated: latencies are predictions of a model, not results of a Trainium device.")
+    for kind in sorted(set(table["latency_kind"]) - {"measured"}):
+        names = ", ".join(table.loc[table["latency_kind"].eq(kind), "group"])
+        notes.append(f"{kind.capitalize()} ({names}): predictions of a model, not results of a Trainium device.")
     return "\n".join([head, rule, *lines, "", *notes])
 
 

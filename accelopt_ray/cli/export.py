@@ -22,7 +22,7 @@ def export(
     with opened(runs, run_id) as trajectory:
         written = write(trajectory, to)
     for each in written:
-        label = " (simulated)" if each.simulated else ""
+        label = "" if each.kind == "measured" else f" ({each.kind})"
         print(f"{each.task}: {each.speedup:.2f}x{label}, {each.folder}")
         if each.no_module:
             print(f"{each.task}: no PyTorch module, {each.no_module}")

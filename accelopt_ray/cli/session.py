@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from accelopt_ray.cli.progress import describe, shown
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.transfer import LESSONS_NAME
 from accelopt_ray.trajectory.lock import LOCK_NAME
@@ -153,7 +154,8 @@ def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> in
     print(f"baseline    {describe(baseline)}")
     print(f"best        {describe(best)}")
     doubt = "" if tally.predicted_to_differ else "; no predicted difference: within the model's confidence"
-    print(f"speed-up    {tally.speedup:.2f}x" + (f" (simulated{doubt})" if best.simulated else ""))
+    kind = latency_kind(best.device, best.simulated)
+    print(f"speed-up    {tally.speedup:.2f}x" + (f" ({kind}{doubt})" if best.simulated else ""))
     print(f"evaluations {tally.evaluations}: {outcomes}")
     print(f"model calls {sum(tally.calls.values())}, {tally.tokens:,} tokens, {tally.cost_usd:.2f} USD")
     print(f"best kernel {config.output / 'best' / task.name}.py")
@@ -172,13 +174,13 @@ def _summarise(tasks: Sequence[Task], outcomes: Mapping[str, Outcome]) -> None:
 
     width = max(len(task.name) for task in tasks)
     print(f"\n{'task':<{width}}  baseline ms      best ms  speed-up  % of peak  evaluations")
-    simulated = False
+    kinds: set[str] = set()
     for task in tasks:
         tally = outcomes[task.name].tally
         if tally.baseline is None or tally.best is None or tally.speedup is None:
             print(f"{task.name:<{width}}  no result")
             continue
-        simulated |= tally.best.simulated
+        kinds.add(latency_kind(tally.best.device, tally.best.simulated))
         before, after = (
             "-" if kernel.percent_of_peak is None else f"{kernel.percent_of_peak:.1f}"
             for kernel in (tally.baseline, tally.best)
@@ -187,5 +189,6 @@ def _summarise(tasks: Sequence[Task], outcomes: Mapping[str, Outcome]) -> None:
             f"{task.name:<{width}}  {tally.baseline.latency_ms:>11.4f}  {tally.best.latency_ms:>11.4f}"
             f"  {tally.speedup:>7.3f}x  {before + ' > ' + after:>11}  {tally.evaluations:>5}"
         )
+    # The least trustworthy kind comes last in the alphabet.
     mean = geometric_mean(outcomes[task.name].tally.speedup or 1.0 for task in tasks)
-    print(f"geometric mean of the speed-ups {mean:.3f}x" + (" (simulated)" if simulated else ""))
+    print(f"geometric mean of the speed-ups {mean:.3f}x" + (f" ({max(kinds)})" if kinds - {"measured"} else ""))

@@ -55,6 +55,17 @@ def test_json_has_a_row_for_each_task_and_their_mean(capsys: pytest.CaptureFixtu
     assert record["geometric_mean_percent_of_peak"] == pytest.approx(geometric_mean(shares))
 
 
+def test_latencies_of_devices_without_measurements_are_called_uncalibrated(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("mamba", "--reduced", "--seed", "0", "--device", "sim-trn2")
+    assert bench(capsys, *arguments)[1].endswith("% (simulated, uncalibrated on sim-trn2)\n")
+    (row,) = json.loads(bench(capsys, *arguments, "--json")[1])["tasks"]
+    assert row["latency_kind"] == "simulated, uncalibrated"
+
+
+def test_latencies_outside_the_average_are_labelled_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(capsys, "conv2d", "--reduced", "--seed", "0")[1].endswith("latencies: simulated on sim-trn1\n")
+
+
 def test_the_text_says_that_latencies_are_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     code, out = bench(capsys, "silu", "--reduced", "--check", "strict")
     assert code == 0
