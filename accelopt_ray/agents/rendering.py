@@ -1,7 +1,8 @@
 """From a kernel and its profile to the exact text a role is sent.
 
-Prompts are Jinja files, one folder for each generation of the toolchain. A folder of the user's own may replace any of
-them file by file. The text is a pure function of its arguments, so its hash identifies it.
+Prompts are Jinja files, one folder for each generation of the toolchain. Another folder may replace any of them file by
+file: the user's own, or a variant that the package brings, ``compact`` for models with a context of 8,192 tokens.
+The text is a pure function of its arguments, so its hash identifies it.
 """
 
 from __future__ import annotations
@@ -104,17 +105,18 @@ class PromptLibrary:
         """Reads and checks the prompt files.
 
         Args:
-            folder: Files here, such as ``planner.user.j2``, replace the package's of the same name.
+            folder: Files here, such as ``planner.user.j2``, replace the package's of the same name. The name of a
+                variant of the generation, such as ``compact``, stands for its folder unless there is one of that name.
             generation: Which of the package's prompt folders to use.
 
         Raises:
             UserError: A folder does not exist or a file does not parse.
         """
         package = _FOLDER / generation
-        folders = [package] if folder is None else [folder, package]
-        for each in folders:
-            if not each.is_dir():
-                raise UserError(f"there is no prompt folder {each}: name one with files such as planner.user.j2")
+        if not package.is_dir():
+            known = ", ".join(sorted(each.name for each in _FOLDER.iterdir()))
+            raise UserError(f"there are no prompts for the generation {generation!r}: choose one of {known}")
+        folders = [package] if folder is None else [_replacement(folder, package), package]
         self._environment = jinja2.Environment(
             loader=jinja2.FileSystemLoader(folders),
             undefined=jinja2.StrictUndefined,
@@ -192,6 +194,18 @@ class PromptLibrary:
             return self._environment.get_template(name)
         except jinja2.TemplateSyntaxError as error:
             raise UserError(f"prompt file {error.filename}, line {error.lineno}: {error.message}") from error
+
+
+def _replacement(folder: Path, package: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    variants = {each.name: each for each in package.iterdir() if each.is_dir()}
+    if str(folder) not in variants:
+        raise UserError(
+            f"there is no prompt folder {folder}: name one with files such as planner.user.j2, or one of the package's "
+            f"variants, {', '.join(sorted(variants))}"
+        )
+    return variants[str(folder)]
 
 
 def fenced(text: str, language: str) -> str:

@@ -69,7 +69,9 @@ def optimize(
         int | None, typer.Option("--fix-attempts", "-F", help="Repairs asked for of a kernel that fails.")
     ] = None,
     prices: Annotated[Path | None, typer.Option(help="Price table in place of the package's.")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Folder with prompts in place of the package's.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Folder with prompts in place of the package's, or compact.")
+    ] = None,
     replay: Annotated[
         Path | None, typer.Option(help="Answer every call from this run's recorded replies.", metavar="RUN")
     ] = None,
@@ -110,7 +112,7 @@ def optimize(
         },
         "models": _models(endpoint, model, api_key_env),
         "prices": None if prices is None else str(prices),
-        "prompts": None if prompts is None else str(prompts.absolute()),
+        "prompts": None if prompts is None else str(prompts.absolute() if prompts.is_dir() else prompts),
         "replay": None if replay is None else str(replay.absolute()),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,

@@ -25,7 +25,9 @@ def show(
     preset: Annotated[str | None, typer.Option(help="Search preset.")] = None,
     device: Annotated[str | None, typer.Option(help="Device that evaluates the baseline.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="Replaces a shape parameter.", metavar="NAME=VALUE")] = None,
-    prompts: Annotated[Path | None, typer.Option(help="Folder with prompts in place of the package's.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Folder with prompts in place of the package's, or compact.")
+    ] = None,
     plan: Annotated[Path | None, typer.Option(help="File with the plan that executor and fixer are shown.")] = None,
 ) -> None:
     """Print exactly what a role is sent first: its profile is measured, its random choices are those of the run."""

@@ -18,6 +18,7 @@ from accelopt_ray.agents.rendering import (
     PromptLibrary,
     ShownAttempt,
     ShownExperience,
+    ShownPlan,
     explanation_lines,
     profile_lines,
 )
@@ -140,8 +141,58 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no prompt folder"):
+    with pytest.raises(UserError, match="no prompt folder .*nowhere.*variants, compact"):
         PromptLibrary(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="generation 'generation_z': choose one of generation_a"):
+        PromptLibrary(generation="generation_z")
+
+
+def test_a_folder_goes_before_a_variant_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    compact = PromptLibrary(Path("compact")).executor(problem=PROBLEM, kernel=KERNEL, plan="x", entry="kernel")
+    (tmp_path / "compact").mkdir()
+    own = PromptLibrary(Path("compact")).executor(problem=PROBLEM, kernel=KERNEL, plan="x", entry="kernel")
+    assert len(compact.system) < len(own.system) / 2
+    assert own == LIBRARY.executor(problem=PROBLEM, kernel=KERNEL, plan="x", entry="kernel")
+
+
+CONTEXT_TOKENS = 8_192
+LETTERS_PER_TOKEN = 2.5
+"""Of code, with the small vocabularies of the models that have such contexts; those measured took 2.6 to 3.4."""
+
+
+def test_compact_prompts_of_a_long_search_leave_room_for_a_reply_in_a_small_context() -> None:
+    library = PromptLibrary(Path("compact"))
+    problem, kernel, long = "x = 1\n" * 150, "y = nl.load(x)\n" * 250, "word " * 2_000
+    shown = [ShownAttempt(long, "incorrect", 0.5, long, profile_lines(1.5, COUNTERS))] * 30
+    planned = library.planner(
+        problem=problem,
+        kernel=kernel,
+        profile=profile_lines(1.5, COUNTERS),
+        experiences=[ShownExperience("Fuse", long, 1.5)] * 30,
+        percent_of_peak=40.0,
+        feedback=shown,
+        tried=[ShownPlan("Fuse the passes of the loop", "incorrect", 0.9)] * 100,
+    )
+    written = library.executor(problem=problem, kernel=kernel, plan=long, entry="kernel")
+    mended = library.fixer(
+        problem=problem, kernel=kernel, plan=long, outcome="incorrect", error_text=long, entry="kernel"
+    )
+    lesson = library.summarizer(slow=kernel, fast=kernel, speedup=1.5)
+    for prompt, reply_letters in ((planned, 1500), (written, len(kernel)), (mended, len(kernel)), (lesson, 1500)):
+        letters = len(prompt.system) + len(prompt.user) + reply_letters
+        assert letters / LETTERS_PER_TOKEN < CONTEXT_TOKENS
+        assert kernel.strip() in prompt.user
+    assert problem.strip() in planned.user
+
+
+def test_what_a_compact_prompt_cuts_is_marked() -> None:
+    library = PromptLibrary(Path("compact"))
+    prompt = library.executor(problem=PROBLEM, kernel=KERNEL, plan="word " * 2_000, entry="kernel")
+    assert "\n[...]\n```" in prompt.user
+    whole = LIBRARY.executor(problem=PROBLEM, kernel=KERNEL, plan="word " * 2_000, entry="kernel")
+    assert "word " * 1_999 in whole.user
+    assert "[...]" not in whole.user
 
 
 @pytest.mark.parametrize(
