@@ -47,6 +47,7 @@ def test_it_has_every_section_and_the_simulated_label(html: str):
     for section in ("summary", "descent", "tree", "figures", "failures", "costs", "reproduce"):
         assert f'id="{section}"' in html
     assert "are <b>simulated</b>" in html
+    assert "uncalibrated" not in html
     assert html.count('class="simulated"') > 3
 
 
@@ -110,6 +111,17 @@ def test_an_unfinished_run_says_so_and_an_empty_one_is_refused(tmp_path: Path):
     TrajectoryWriter(tmp_path / "b" / "trajectory", "fresh").write("runs", [{"seed": 1}])
     with pytest.raises(UserError, match="run fresh has no evaluation: there is nothing to report yet"):
         report_html(load(tmp_path / "b"))
+
+
+def test_latencies_of_devices_without_measurements_are_called_uncalibrated(tmp_path: Path):
+    writer = TrajectoryWriter(tmp_path / "trajectory", "r")
+    writer.write("runs", [{"seed": 1, "config_json": "{}"}])
+    row = {"task": "t", "iteration": 0, "evaluation_id": "e", "candidate_id": "c", "outcome": "correct"}
+    writer.write("evaluations", [{**row, "latency_ms": 1.0, "device": "sim-trn2", "simulated": True}])
+    html = report_html(load(tmp_path))
+    assert ">simulated, uncalibrated<" in html
+    assert "For sim-trn2 the model is <b>uncalibrated</b>" in html
+    assert unpacked(html)[0]["nodes"][0]["kind"] == "simulated, uncalibrated"  # type: ignore[index]
 
 
 def test_a_run_whose_baseline_failed_is_reported(tmp_path: Path):

@@ -23,6 +23,7 @@ from accelopt_ray.analysis.outcomes import failures
 from accelopt_ray.analysis.report.packing import pack_trees
 from accelopt_ray.analysis.report.tree import search_tree
 from accelopt_ray.analysis.trajectory import Trajectory
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
 from accelopt_ray.version import code_version
 
@@ -48,10 +49,11 @@ class FigureView:
 
 @dataclass(frozen=True)
 class Descent:
-    """The best kernel's way in one search."""
+    """The best kernel's way in one search; ``kind`` says what its latencies are."""
 
     run_id: str
     task: str
+    kind: str
     steps: Sequence[Step]
     titles: Sequence[str]
 
@@ -85,11 +87,13 @@ def report_html(trajectory: Trajectory) -> str:
         UserError: There is no evaluation yet.
     """
     searches = trajectory.summary()
+    searches["kind"] = list(map(latency_kind, searches["device"].fillna(""), searches["simulated"].fillna(False)))
     states = trajectory.states()
     if searches.empty:
         raise UserError(f"{describe_empty(states)}: there is nothing to report yet")
     figures, absent = _figures(trajectory, len(states))
     chosen = _chosen_searches(searches)
+    kinds = searches.set_index(["run_id", "task"])["kind"]
     trees, descents = [], []
     for run_id, task in chosen:
         one = trajectory.select([run_id])
@@ -98,7 +102,9 @@ def report_html(trajectory: Trajectory) -> str:
             steps = one.lineage(run_id, task)
         except UserError:
             continue  # the search has no correct kernel: its tree and its failures tell why
-        descents.append(Descent(run_id, task, steps, [plan_title(step.plan_text) for step in steps]))
+        descents.append(
+            Descent(run_id, task, kinds[run_id, task], steps, [plan_title(step.plan_text) for step in steps])
+        )
     packed, shortened = pack_trees(trees)
     failed = failures(trajectory.evaluations)
     environment = jinja2.Environment(
@@ -114,8 +120,8 @@ def report_html(trajectory: Trajectory) -> str:
         title=_title(searches),
         made_at=f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M} UTC",
         version=code_version(),
-        simulated=bool(searches["simulated"].fillna(False).any()),
-        all_simulated=bool(searches["simulated"].fillna(False).all()),
+        kinds=sorted(set(kinds)),
+        uncalibrated=sorted(set(searches.loc[searches["kind"].str.contains("uncalibrated"), "device"])),
         searches=_records(searches),
         totals=_totals(searches),
         states=_records(states),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from accelopt_ray.analysis.lineage import ancestry, plan_title, source_diff
 from accelopt_ray.analysis.trajectory import Trajectory
+from accelopt_ray.devices.registry import latency_kind
 
 PLAN_CHARACTERS = 6_000
 ERROR_CHARACTERS = 4_000
@@ -94,7 +95,7 @@ def search_tree(trajectory: Trajectory, run_id: str, task: str) -> Tree:
                 "selected": candidate_id in selected,
                 "path": candidate_id in path,
                 "best": candidate_id == best,
-                "simulated": bool(row["simulated"]),
+                "kind": latency_kind(str(row["device"] or ""), bool(row["simulated"])),
                 "title": plan_title(plan),
                 "facts": facts,
                 "counters": counters.get(str(row["evaluation_id"]), {}),
