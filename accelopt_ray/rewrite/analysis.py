@@ -400,6 +400,8 @@ class Kernel:
         for name, argument in arguments.items():
             if isinstance(argument, Ref):
                 argument.buffer.reads.append((op, name))
+                if name == "reduce_res":
+                    argument.buffer.writes.append(op)
             elif isinstance(argument, Opaque):
                 self._hidden_reads(op, argument.node)
         if isinstance(target, ast.Name) and not accumulate and kind != "update":

@@ -226,7 +226,7 @@ def build(nest: Nest, outer: tuple[Loop, ...], leaves: Sequence[Leaf], psum_tile
     prologue, main = Body(None), Body(None)
     for leaf in leaves:
         tree = main if leaf.path and leaf.path[0] in chosen else prologue
-        _insert(nest, tree, leaf)
+        _insert(tree, leaf)
     anchor = main
     for loop in outer:
         found = next((i for i in anchor.items if isinstance(i, Body) and i.loop is loop), None)
@@ -238,21 +238,28 @@ def build(nest: Nest, outer: tuple[Loop, ...], leaves: Sequence[Leaf], psum_tile
     return Schedule(prologue, main, anchor)
 
 
-def _producers(nest: Nest, leaf: Leaf) -> set[int]:
+def producers_of(leaf: Leaf) -> set[int]:
+    """Ids of the earlier operations that write what a leaf reads or adds to."""
     found: set[int] = set()
     for ref in [*leaf.op.reads(), *([leaf.op.dest] if leaf.op.dest is not None else [])]:
         found |= {id(op) for op in ref.buffer.writes if op is not leaf.op and op.position < leaf.op.position}
     return found
 
 
-def _insert(nest: Nest, tree: Body, leaf: Leaf) -> None:
+def _insert(tree: Body, leaf: Leaf) -> None:
     """Appends a leaf under its path, sharing open loops; an independent leaf goes in front of the open inner loop."""
     node = tree
-    producers = _producers(nest, leaf)
+    producers = producers_of(leaf)
     at: int | None = None
     for loop in leaf.path:
+        # The last body of the loop: what an earlier one lacks may be in between.
         child = next(
-            (number for number, item in enumerate(node.items) if isinstance(item, Body) and item.loop is loop), None
+            (
+                number
+                for number in range(len(node.items) - 1, -1, -1)
+                if isinstance(item := node.items[number], Body) and item.loop is loop
+            ),
+            None,
         )
         if child is not None:
             blocked = any(
@@ -307,8 +314,11 @@ def _place_buffer(
         _expand(nest, buffer, extra)
     target = main if _lies_in(main, uses[0]) and common else prologue
     for loop in common:
-        following = next(item for item in target.items if isinstance(item, Body) and item.loop is loop)
-        target = following
+        target = next(
+            item
+            for item in target.items
+            if isinstance(item, Body) and item.loop is loop and item.holds({id(uses[0].op)})
+        )
     declaration = _declaration(nest.kernel, buffer, extra)
     target.statements.append(declaration)
 
@@ -333,7 +343,7 @@ def _same_bodies(uses: list[Leaf], common: list[Loop], prologue: Body, main: Bod
     for loop in common:
         bodies = [item for item in node.items if isinstance(item, Body) and item.loop is loop]
         holder = [body for body in bodies if all(body.holds({id(leaf.op)}) for leaf in uses)]
-        if not holder or len(bodies) > 1:
+        if not holder:
             break
         kept.append(loop)
         node = holder[0]
@@ -440,4 +450,15 @@ def bytes_per_partition(buffer: Buffer, extra: tuple[Loop, ...]) -> int | None:
     return total
 
 
-__all__ = ["ZERO", "Leaf", "Nest", "NotReorderable", "Schedule", "bytes_per_partition", "emit", "read_nest", "reorder"]
+__all__ = [
+    "ZERO",
+    "Leaf",
+    "Nest",
+    "NotReorderable",
+    "Schedule",
+    "bytes_per_partition",
+    "emit",
+    "producers_of",
+    "read_nest",
+    "reorder",
+]

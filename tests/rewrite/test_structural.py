@@ -464,6 +464,33 @@ FIRES["broadcast-in-psum"] = [
         ((256, 512), (2, 512)),
     ),
 ]
+ROWS_OUTSIDE = _kernel(
+    """
+m, k = a.shape
+_, n = b.shape
+out = nl.ndarray((m, 512), dtype=a.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    strip = nl.load(a[nl.ds(row * 128, 128), 0:k])
+    left = nl.ndarray((k // 128, nl.par_dim(128), 128), dtype=a.dtype, buffer=nl.sbuf)
+    for part in nl.affine_range(k // 128):
+        left[part, 0:128, 0:128] = nl.copy(nisa.nc_transpose(strip[0:128, nl.ds(part * 128, 128)]))
+    whole = nl.ndarray((nl.par_dim(128), 512), dtype=a.dtype, buffer=nl.sbuf)
+    for column in nl.affine_range(n // 256):
+        acc = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.psum)
+        for step in nl.affine_range(k // 128):
+            right = nl.load(b[nl.ds(step * 128, 128), nl.ds(column * 256, 256)])
+            acc += nisa.nc_matmul(left[step, 0:128, 0:128], right)
+        whole[0:128, nl.ds(column * 256, 256)] = nl.copy(acc)
+    extra = nl.load(c[nl.ds(row * 128, 128), 0:512])
+    moved = nl.add(whole, extra)
+    peak = nl.ndarray((nl.par_dim(128), 1), dtype=nl.float32, buffer=nl.sbuf)
+    grown = nisa.activation_reduce(op=nl.square, data=moved, reduce_op=nl.add, reduce_res=peak[0:128, 0:1])
+    nl.store(out[nl.ds(row * 128, 128), 0:512], value=nl.divide(grown, peak))
+return out
+""",
+    "a, b, c",
+)
+FIRES["row-blocking"].append((ROWS_OUTSIDE, ((768, 256), (256, 512), (768, 512))))
 PARTIAL = _kernel(
     """
 k, m = a.shape
@@ -613,6 +640,8 @@ MISSES: dict[str, list[str]] = {
             "strip = nl.load(a[nl.ds((row + column) * 128, 128), 0:k])",
         ),
         BLOCKED.replace("for column in nl.affine_range", "for column in nl.sequential_range"),
+        ROWS_OUTSIDE.replace("for row in nl.affine_range", "for row in nl.sequential_range"),
+        ROWS_OUTSIDE.replace("nl.ds(step * 128, 128), nl.ds(column * 256, 256)]", "nl.ds(row * 128, 128), 0:256]"),
         BLOCKED.replace("for step in nl.affine_range(k // 128)", "for step in nl.affine_range(k // 256)"),
         BLOCKED_PIECES.replace("for h in nl.affine_range(2)", "for h in nl.affine_range(4)")
         .replace("256]", "128]")

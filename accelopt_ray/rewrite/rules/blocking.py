@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, build, emit, read_nest
+from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, build, emit, producers_of, read_nest
 from accelopt_ray.rewrite.normalise import normalise
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
@@ -40,8 +40,8 @@ class RowBlocking(Rule):
     id = "row-blocking"
     title = "Let a block of row tiles share every right-hand tile, and transpose the left side once"
     problem = (
-        "inside a loop over column blocks every row tile is loaded and transposed again, and the right side is "
-        "reloaded."
+        "every row tile takes a pass of its own over the right side, which is loaded again each time, or inside a "
+        "loop over column blocks every row tile is loaded and transposed again."
     )
     evidence = "hbm_read_bytes far above the inputs' size, or transpose_flops above 6 percent of hardware_flops."
     change = (
@@ -127,7 +127,11 @@ def _read(kernel: Kernel, root: Loop, rows: Loop | None = None) -> _Product:
         loads = [item for item in nest.leaves if item.op in right.buffer.writes]
         if not prepared or len(loads) != 1 or loads[0].op.kind != "load" or loads[0].op.dest is None:
             continue
-        if any(root in item.needs for item in prepared) or root not in loads[0].needs:
+        # Either the columns are outside and the left side is prepared again for each of them, or the rows are outside
+        # and the right side is loaded again for each of those.
+        by_columns = root in loads[0].needs and not any(root in item.needs for item in prepared)
+        by_rows = root not in loads[0].needs and all(root in item.needs for item in prepared)
+        if not (by_columns or (by_rows and rows in (None, *_below(nest, root)))):
             continue
         source = loads[0].op.ref("src")
         if source is None or source.buffer.origin != "argument" or left.buffer.space is not Space.SBUF:
@@ -139,10 +143,17 @@ def _read(kernel: Kernel, root: Loop, rows: Loop | None = None) -> _Product:
         ]
         if rows is not None:
             selecting = [rows] if rows in selecting else []
+        elif by_rows:
+            selecting = [root] if selecting == [root] else []
         if len(selecting) != 1:
             continue
         return _Product(nest, leaf, loads[0], selecting[0], _same_loops(leaf, loads[0]))
     raise NotReorderable("there is no product whose left side is prepared for every column block")
+
+
+def _below(nest: Nest, root: Loop) -> list[Loop]:
+    """The loop that a row loop was split into, if it was."""
+    return [loop for loop in nest.order if any(item is loop.node for item in root.node.body) and loop is not root]
 
 
 def _stored(nest: Nest) -> set[Loop]:
@@ -159,7 +170,8 @@ def _same_loops(matmul: Leaf, load: Leaf) -> dict[Loop, Loop]:
     inside = {loop.index: loop for loop in matmul.loops}
     outside = {loop.index: loop for loop in load.loops}
     accumulated = set(matmul.loops) - set(matmul.op.dest.buffer.loops if matmul.op.dest is not None else ())
-    renamed: dict[Loop, Loop] = {}
+    # A contraction loop around both is its own counterpart.
+    renamed: dict[Loop, Loop] = {loop: loop for loop in accumulated if loop in load.loops}
     for want, have in zip(right.dims, dest.dims, strict=False):
         if not want.is_point or want.start == have.start:
             continue
@@ -197,7 +209,8 @@ def _split_rows(kernel: Kernel, rows: Loop, size: int, block: list[ast.stmt], pl
     if number is not None:
         value = str(max(w for w in range(1, size + 1) if number % w == 0))
     else:
-        value = f"max(w for w in range(1, {size + 1}) if ({trips}) % w == 0)"
+        width = kernel.fresh("size")
+        value = f"max({width} for {width} in range(1, {size + 1}) if ({trips}) % {width} == 0)"
     block.insert(place, statement(f"{count} = {value}"))
     index = rows.node.target.id
     for item in rows.node.body:
@@ -223,11 +236,16 @@ def _arrange(found: _Product, group: Loop) -> list[Leaf]:
         needs = {found.renamed.get(loop, loop) if leaf is found.matmul else loop for loop in leaf.needs}
         if member in needs or leaf is found.load:
             needs.add(group)
-        if set(leaf.needs) & set(found.renamed) and leaf is not found.matmul:
+        if set(leaf.needs) & set(found.renamed) and leaf not in (found.matmul, found.load):
             raise NotReorderable("another statement runs inside the contraction")
         leaf.path = tuple(sorted(needs, key=ranking.index))
     _follow(found.matmul, found.renamed)
-    early = [leaf for leaf in nest.leaves if not set(leaf.path) & set(columns)]
+    # What the product needs comes first; everything else stays behind, where it may follow from the product.
+    needed = producers_of(found.matmul)
+    for leaf in reversed(nest.leaves):
+        if id(leaf.op) in needed:
+            needed |= producers_of(leaf)
+    early = [leaf for leaf in nest.leaves if id(leaf.op) in needed and not set(leaf.path) & set(columns)]
     return [*early, *(leaf for leaf in nest.leaves if leaf not in early)]
 
 

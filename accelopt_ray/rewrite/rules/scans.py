@@ -86,7 +86,8 @@ class TileScan(Rule):
         grouped = row if row.isidentifier() or row.isdigit() else f"({row})"
         size = Poly.symbol(chunk)
         _retile(fresh, plan.region, size, piece)
-        before = [f"{chunk} = max(w for w in range(1, {width + 1}) if {grouped} % w == 0)"]
+        each = fresh.fresh("size")
+        before = [f"{chunk} = max({each} for {each} in range(1, {width + 1}) if {grouped} % {each} == 0)"]
         for scan in plan.scans:
             before.append(self._carry(fresh, scan, chunk))
         loop = statement(f"for {piece} in {nl}.sequential_range({grouped} // {chunk}):\n    pass")

@@ -124,8 +124,10 @@ class ExactTiles(Rule):
         cut.loop.node.iter = expression(f"{nl}.affine_range(({extent} + {tile.text()} - 1) // ({tile.text()}))")
         body = fresh.tree.entry.body
         place = next(n for n, item in enumerate(body) if any(node is cut.loop.node for node in walk(item)))
-        total = tile.text().replace(name, "w")
-        choice = f"(w for w in range({cut.width // 2}, {cut.width + 1}) if {_grouped(extent)} % ({total}) == 0)"
+        size = fresh.fresh("size")
+        total = tile.text().replace(name, size)
+        sizes = f"range({cut.width // 2}, {cut.width + 1})"
+        choice = f"({size} for {size} in {sizes} if {_grouped(extent)} % ({total}) == 0)"
         body.insert(place, statement(f"{name} = max({choice}, default={cut.width})"))
         tidy(fresh)
         kernel.tree = fresh.tree

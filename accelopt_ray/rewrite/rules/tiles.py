@@ -231,7 +231,8 @@ class WidenTiles(Rule):
             best = max(w for w in range(old, limit + 1) if row.value % w == 0 and (w % _STEP == 0 or w == old))
             value = str(best)
         else:
-            value = f"max(w for w in range({old}, {limit + 1}, {_STEP}) if {grouped} % w == 0)"
+            size = fresh.fresh("size")
+            value = f"max({size} for {size} in range({old}, {limit + 1}, {_STEP}) if {grouped} % {size} == 0)"
         width = Poly.symbol(name)
         factor = width
         for op, operand, ref, number in region.wide:
