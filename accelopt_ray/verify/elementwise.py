@@ -1,10 +1,9 @@
 """The strict comparison: every row and every element has to be right, not the output on average.
 
 For an output element ``o`` with reference ``r`` in a row (all elements along the last axis) of root mean square ``m``,
-the error ``|o - r|`` may be at most ``1e-3 * |r| + share * m``. The share is a multiple of what the fp32 reference's
-own error has in it that is not relative to the element (:mod:`accelopt_ray.verify.accuracy`): zero for a softmax, so
-that dropping its small entries is seen, and some 1e-5 for matrix products, whose sums cancel. Where the reference's own
-elements are less accurate than that, as exponentials of huge scores are, a multiple of their error replaces the 1e-3.
+the error ``|o - r|`` may be at most ``max(1e-3, 16 E) * |r| + 64 C * m``, where ``E`` is the relative error of the fp32
+reference itself and ``C`` what else its error has in it (:mod:`accelopt_ray.verify.accuracy`): zero for a softmax, so
+that dropping its small entries is seen, and up to some 1e-6 for matrix products, whose sums cancel.
 """
 
 from __future__ import annotations
