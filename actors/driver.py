@@ -32,8 +32,8 @@ from actors.pool_state import PoolStatus
 from actors.services import RayServices, Rows
 
 if TYPE_CHECKING:
-    from accelopt_ray.search.loop import SearchResult
     from accelopt_ray.search.restore import Restored
+    from accelopt_ray.search.result import SearchResult
 
 Edits = Mapping[str, Sequence[object]]
 """Settings that were changed before a run was taken up again: name to (before, after)."""
@@ -81,7 +81,7 @@ class Outcome:
 
     Attributes:
         tally: Where it stands.
-        status: As :class:`~accelopt_ray.search.loop.SearchStatus` has it.
+        status: As :class:`~accelopt_ray.search.result.SearchStatus` has it.
         reason: One sentence where the status does not say it all.
     """
 

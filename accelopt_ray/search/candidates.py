@@ -129,6 +129,15 @@ class PlanGroup:
         return [attempt for attempt in self.attempts if attempt.valid]
 
 
+_NOT_THE_KERNELS = frozenset({"worker_lost", "worker_stuck", "device_fault", "no_core"})
+"""Reasons for the end of an evaluation that lie with the machines."""
+
+
+def is_void(result: EvaluationResult) -> bool:
+    """Whether an evaluation ended without a verdict on its kernel, so that it has yet to be evaluated."""
+    return result.outcome is EvaluationOutcome.CANCELLED or result.reason in _NOT_THE_KERNELS
+
+
 def is_valid(result: EvaluationResult) -> bool:
     """Whether a result is correct and carries a usable latency."""
     latency = result.latency_ms

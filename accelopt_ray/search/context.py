@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
@@ -11,7 +12,7 @@ from typing import Protocol, TypeVar
 from accelopt_ray.agents.rendering import Prompt, PromptLibrary
 from accelopt_ray.evaluation.records import CheckStage, EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.outcome import CallOutcome
-from accelopt_ray.search.candidates import Attempt, Candidate
+from accelopt_ray.search.candidates import Attempt, Candidate, is_void
 from accelopt_ray.search.canonical import KernelSource
 from accelopt_ray.search.diversity import PlanBook
 from accelopt_ray.search.history import RememberingServices
@@ -22,6 +23,9 @@ from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings
 from accelopt_ray.search.stoppers import SearchState, Stopper, first_reason, nearly_used
 from accelopt_ray.search.streams import stream_seed
+
+ERROR_TEXT_SHOWN = 4000
+"""So many characters of an error are shown to a model."""
 
 _T = TypeVar("_T")
 
@@ -52,7 +56,8 @@ class SearchContext:
         baseline_latency_ms: Set once the baseline has been evaluated.
         best: The fastest correct candidate so far.
         owners: Owner's evaluation id of every content evaluated in ended iterations, by canonical hash.
-        claims: Candidate that brought a content first, where that goes by arrival.
+        voids: Evaluations that ended without a verdict, by canonical hash.
+        claims: Candidate whose evaluation it is, by evaluation id, where that goes by arrival.
         arrived: Set whenever nothing more will come of an attempt.
         usable_replies: Model replies with text in the present iteration.
         model_calls: Calls finished.
@@ -60,6 +65,7 @@ class SearchContext:
         evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
             iteration would have started before the first evaluation is counted.
         correct: Every candidate that has passed its whole check, by its id.
+        provisional: Every attempt of ended iterations whose check was left open, by its id.
         plan_book: Plans of ended iterations.
     """
 
@@ -76,6 +82,7 @@ class SearchContext:
     iteration: int = 0
     iterations_without_improvement: int = 0
     owners: dict[str, str] = field(default_factory=dict)
+    voids: Counter[str] = field(default_factory=Counter)
     claims: dict[str, str] = field(default_factory=dict)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     usable_replies: int = 0
@@ -83,7 +90,9 @@ class SearchContext:
     cost_usd: float = 0.0
     evaluations: int = 0
     correct: dict[str, Candidate] = field(default_factory=dict)
+    provisional: dict[str, Attempt] = field(default_factory=dict)
     plan_book: PlanBook = field(default_factory=PlanBook)
+    _rests: dict[str, asyncio.Future[EvaluationResult]] = field(default_factory=dict)
     _halted: str | None = None
     _stored_sources: set[str] = field(default_factory=set)
     _warned_budgets: set[int] = field(default_factory=set)
@@ -171,14 +180,34 @@ class SearchContext:
         """Whether an iteration had ended in an earlier session, with nobody left who could still ask in it."""
         return self.settings.selection_share == 1.0 and self.services.ended(self.task.name, iteration)
 
-    def claim(self, content: str, candidate_id: str) -> None:
-        """Says that a candidate has a content; the first one keeps it, in a resumed search the one on record."""
+    @property
+    def by_arrival(self) -> bool:
+        """Whether it counts who arrives first, since selection does not wait for all."""
+        return self.settings.selection_share < 1.0
+
+    def evaluation_id(self, content: str) -> str:
+        """The evaluation of a content that counts now."""
+        return self.ids.content(content, self.voids[content])
+
+    def disown(self, content: str) -> None:
+        """Says that the evaluation of a content gave no verdict: the next copy is evaluated again."""
+        self.owners.pop(content, None)
+        self.voids[content] += 1
+
+    def claim(self, content: str, candidate_id: str) -> str | None:
+        """Claims the evaluation of a content; the first one keeps it, in a resumed search the one on record.
+
+        Returns:
+            The evaluation, or None if it is another's.
+        """
         history = self.services.history
-        recorded = history.owners.get(self.ids.content(content))
+        evaluation_id = history.owned.get(candidate_id) or self.evaluation_id(content)
+        recorded = history.owners.get(evaluation_id)
         if recorded is not None:
-            self.claims[content] = recorded
+            self.claims[evaluation_id] = recorded
         elif candidate_id not in history.duplicates:
-            self.claims.setdefault(content, candidate_id)
+            self.claims.setdefault(evaluation_id, candidate_id)
+        return evaluation_id if self.claims.get(evaluation_id) == candidate_id else None
 
     async def evaluate(
         self,
@@ -205,12 +234,27 @@ class SearchContext:
 
     async def complete_check(self, attempt: Attempt) -> Attempt:
         """Makes the rest of an attempt's check; a device that measures also runs it in turns with its parent."""
+        rest = await asyncio.shield(self.start_completing(attempt))
+        completed = replace(attempt, result=attempt.result.completed(rest))
+        if attempt.source is not None and is_void(rest):
+            self.disown(attempt.source.canonical_sha256)
+        return completed
+
+    def start_completing(self, attempt: Attempt) -> asyncio.Future[EvaluationResult]:
+        """Starts the rest of an attempt's check unless it has started; returns its result to come."""
         if attempt.source is None:
             raise ValueError(f"attempt {attempt.candidate_id} has no kernel to check")
-        rest = await self.evaluate(
-            self.ids.rest(attempt.evaluation_id), attempt.source, CheckStage.REST, parent=attempt.plan.parent.source
-        )
-        return replace(attempt, result=attempt.result.completed(rest))
+        if attempt.candidate_id not in self._rests:
+            evaluation_id, parent = self.ids.rest(attempt.evaluation_id), attempt.plan.parent.source
+            job = self.evaluate(evaluation_id, attempt.source, CheckStage.REST, parent=parent)
+            self._rests[attempt.candidate_id] = asyncio.ensure_future(job)
+        return self._rests[attempt.candidate_id]
+
+    async def close(self) -> None:
+        """Cancels checks that nobody waits for any more."""
+        for rest in self._rests.values():
+            rest.cancel()
+        await asyncio.gather(*self._rests.values(), return_exceptions=True)
 
     async def store_source(self, source: KernelSource, iteration: int = 0) -> None:
         """Records a kernel's text unless it is recorded already."""

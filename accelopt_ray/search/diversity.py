@@ -1,7 +1,8 @@
 """Telling a plan that says something new from one that repeats.
 
-Which of two plans is the repetition is decided by position, never by arrival: a slot's samples are judged in the order
-of their indices, against what was tried from the same kernel before and what was taken in this iteration.
+A slot's samples are judged against what was tried from the same kernel before and what was taken in this iteration.
+Which of two is the repetition is decided by position: they are judged in the order of their indices, whatever order
+they arrive in. Only where selection goes by arrival are they judged as they come.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 from accelopt_ray.outcome import EvaluationOutcome
 from accelopt_ray.search.beam import fastest
-from accelopt_ray.search.candidates import PlanGroup
+from accelopt_ray.search.candidates import PlanGroup, is_void
 from accelopt_ray.search.plan_text import PlanText
 
 _TITLE_CHARACTERS = 160
@@ -49,27 +50,42 @@ class PlanBook:
         """Takes in an iteration's plans with their outcomes, in the order of their positions."""
         for group in groups:
             content = group.plan.parent.source.canonical_sha256
+            if group.attempts and all(is_void(attempt.result) for attempt in group.attempts):
+                continue  # Nothing is known of it yet.
             self._tried.setdefault(content, []).append(_tried(group))
 
 
 class PlanGate:
-    """Judges one slot's samples, round by round, each in the order of indices."""
+    """Judges one slot's samples, round by round."""
 
-    def __init__(self, tried: Sequence[TriedPlan], samples: int, similarity: float) -> None:
+    def __init__(
+        self,
+        tried: Sequence[TriedPlan],
+        samples: int,
+        similarity: float,
+        *,
+        in_order: bool = True,
+        recorded: Mapping[str, str | None] | None = None,
+    ) -> None:
         """Opens the first round.
 
         Args:
             tried: What was tried from the slot's kernel in earlier iterations.
             samples: Samples of the first round, with indices from 0.
             similarity: As in :meth:`PlanText.repeats`.
+            in_order: Whether samples are judged in the order of their indices and rounds one after another.
+            recorded: Judgements that stand, by plan id: the plan that was repeated, or None.
         """
         self._known = [each.text for each in tried]
         self._similarity = similarity
+        self._in_order = in_order
+        self._recorded = recorded or {}
         self._taken: list[TriedPlan] = []
+        self._taken_before: list[TriedPlan] = []
         self._rounds: list[Mapping[int, asyncio.Future[str | None]]] = [self._open(range(samples))]
 
     async def judge(self, round_number: int, index: int, plan_id: str, text: str | None) -> str | None:
-        """Waits for the judgements on smaller indices and then judges a sample.
+        """Judges a sample, where they go in order after those of smaller indices.
 
         Args:
             round_number: 0, or how often this index has been sampled before.
@@ -80,6 +96,8 @@ class PlanGate:
         Returns:
             The plan that it repeats, or None if it is taken.
         """
+        if not self._in_order:
+            return self._judged(plan_id, text) if text is not None else None
         judgements = self._rounds[round_number]
         for earlier, judgement in judgements.items():
             if earlier < index:
@@ -89,7 +107,9 @@ class PlanGate:
         return repeated
 
     async def next_round(self, round_number: int) -> Sequence[TriedPlan]:
-        """Waits for the end of the round before and returns what was taken until then, for the prompt."""
+        """Returns what was taken so far, for the prompt; where samples go in order, by the end of the round before."""
+        if not self._in_order:
+            return list(self._taken)
         previous = self._rounds[round_number - 1]
         repeated = [await asyncio.shield(judgement) for judgement in previous.values()]
         if len(self._rounds) == round_number:
@@ -100,7 +120,9 @@ class PlanGate:
 
     def _judged(self, plan_id: str, text: str) -> str | None:
         plan = PlanText.of(plan_id, text)
-        for known in self._known:
+        if self._recorded.get(plan_id) is not None:
+            return self._recorded[plan_id]
+        for known in self._known if plan_id not in self._recorded else ():
             if plan.repeats(known, self._similarity):
                 return known.plan_id
         self._known.append(plan)

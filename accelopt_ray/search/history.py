@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.search.rows import Row, row_key
@@ -32,6 +33,7 @@ class History:
             for all.
         owners: Candidate on record as the owner of an evaluation, by evaluation id.
         duplicates: Candidates on record as another's copy.
+        repeats: The plan that each recorded plan repeats, or None, by plan id.
     """
 
     replies: Mapping[str, ModelReply] = field(default_factory=dict)
@@ -43,6 +45,12 @@ class History:
     counted: Mapping[tuple[str, int], AbstractSet[str]] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
     duplicates: AbstractSet[str] = frozenset()
+    repeats: Mapping[str, str | None] = field(default_factory=dict)
+
+    @cached_property
+    def owned(self) -> Mapping[str, str]:
+        """Evaluation on record as a candidate's own, by candidate id."""
+        return {candidate_id: evaluation_id for evaluation_id, candidate_id in self.owners.items()}
 
 
 class RememberingServices:

@@ -34,18 +34,26 @@ class Identifiers:
         stem = f"{self.slot(iteration, slot)}.p{plan}"
         return f"{stem}.r{resample}" if resample else stem
 
-    def attempt(self, iteration: int, slot: int, plan: int, attempt: int, fix: int = 0) -> str:
-        """A candidate: one implementation of a plan; ``fix`` counts its repairs."""
+    def attempt(self, iteration: int, slot: int, plan: int, attempt: int, fix: int = 0, resample: int = 0) -> str:
+        """A candidate: one implementation of a plan.
+
+        ``resample`` counts the samples before it that gave known kernels, ``fix`` its repairs.
+        """
         stem = f"{self.plan(iteration, slot, plan)}.a{attempt}"
+        stem = f"{stem}.r{resample}" if resample else stem
         return f"{stem}.f{fix}" if fix else stem
 
     def item(self, iteration: int, rank: int) -> str:
         """An experience item by its rank among those of its iteration."""
         return f"{self.task}.i{iteration}.m{rank}"
 
-    def content(self, canonical_sha256: str) -> str:
-        """The one evaluation of a kernel's content, where duplicates are not evaluated again."""
-        return f"{self.task}.k{canonical_sha256[:20]}"
+    def content(self, canonical_sha256: str, void: int = 0) -> str:
+        """The one evaluation of a kernel's content, where duplicates are not evaluated again.
+
+        ``void`` counts the evaluations before it that ended without a verdict.
+        """
+        stem = f"{self.task}.k{canonical_sha256[:20]}"
+        return f"{stem}.v{void}" if void else stem
 
     @staticmethod
     def rest(evaluation_id: str) -> str:

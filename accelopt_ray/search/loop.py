@@ -22,12 +22,10 @@ Progress events, each with ``task`` and ``iteration``:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationResult, TaskRef
-from accelopt_ray.outcome import StrEnum
 from accelopt_ray.search.allocation import Standing, Turns
 from accelopt_ray.search.candidates import Attempt, Candidate, is_valid
 from accelopt_ray.search.canonical import KernelSource
@@ -35,67 +33,19 @@ from accelopt_ray.search.context import SearchContext, SearchTask
 from accelopt_ray.search.history import History, RememberingServices
 from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.search.iteration import Iteration, IterationResult
-from accelopt_ray.search.lessons import learn, recall
+from accelopt_ray.search.lessons import Learning
 from accelopt_ray.search.memory import ExperienceItem, ExperienceStore, LocalStore
+from accelopt_ray.search.pins import PINNED, pinned_beside
 from accelopt_ray.search.pipeline import Pipeline
+from accelopt_ray.search.result import SearchResult, SearchStatus
 from accelopt_ray.search.rows import iteration_row, measurement_row, now, selection_row
-from accelopt_ray.search.selection import choose
+from accelopt_ray.search.selection import choose, settle_pairs
 from accelopt_ray.search.services import Services
 from accelopt_ray.search.settings import SearchSettings, SelectionRule
 from accelopt_ray.search.stoppers import Stopper, first_reason, stoppers_for
 
 # A dead endpoint must not run through all iterations; one silent iteration may be a passing trouble.
 _SILENT_ITERATIONS = 2
-
-_PINNED = "pinned"
-"""Why a candidate is in a beam that no rule has chosen it for."""
-
-
-class SearchStatus(StrEnum):
-    """How a search ended."""
-
-    COMPLETED = "completed"
-    STOPPED = "stopped"
-    BASELINE_FAILED = "baseline_failed"
-    NO_MODEL_REPLY = "no_model_reply"
-
-
-@dataclass(frozen=True)
-class SearchResult:
-    """What a search has come to.
-
-    Attributes:
-        task: The task's name.
-        status: How it ended.
-        reason: One sentence where the status does not say it all.
-        baseline: The baseline's evaluation.
-        best: The fastest correct candidate of the whole search, the baseline included; None if that failed.
-        beam: The last beam.
-        memory: The last experience memory.
-        iterations: Iterations that were run to their end.
-        evaluations: Evaluations made, repeated measurements included and duplicates left out.
-        model_calls: Model calls finished, failed ones included.
-        cost_usd: What they cost, in US dollars, and what lost calls are taken to have cost.
-    """
-
-    task: str
-    status: SearchStatus
-    reason: str
-    baseline: EvaluationResult
-    best: Candidate | None
-    beam: tuple[Candidate, ...]
-    memory: tuple[ExperienceItem, ...]
-    iterations: int
-    evaluations: int
-    model_calls: int
-    cost_usd: float
-
-    @property
-    def speedup(self) -> float:
-        """Baseline's latency over the best one; 1 if nothing faster was found or the baseline failed."""
-        if self.best is None or self.baseline.latency_ms is None:
-            return 1.0
-        return self.baseline.latency_ms / self.best.latency_ms
 
 
 async def run_search(
@@ -155,8 +105,8 @@ class _Search:
         self._turns = turns
         self._pipeline = Pipeline(context)
         self._settings = context.settings
+        self._learning = Learning(context)
         self._beam: list[Candidate] = []
-        self._memory: list[ExperienceItem] = []
         self._recent: list[Attempt] = []
         self._pinned: set[str] = set()
         self._silent_iterations = 0
@@ -167,6 +117,8 @@ class _Search:
             return await self._run()
         finally:
             await self._pipeline.close()
+            await self._learning.close()
+            await self._context.close()
             if self._turns is not None:
                 self._turns.ended(self._context.task.name, self._standing())
 
@@ -185,24 +137,30 @@ class _Search:
             reason = f"the baseline kernel is {baseline.outcome}: {baseline.error_text or baseline.reason}".rstrip(": ")
             return self._result(SearchStatus.BASELINE_FAILED, reason, baseline)
         if settings.use_memory and self._lessons:
-            self._memory = await recall(context, self._lessons)
-        for iteration in range(1, settings.iterations + 1):
+            await self._learning.recall(self._lessons)
+        status, reason = await self._iterate_all()
+        if status is not SearchStatus.COMPLETED:
+            await self._count_stragglers()
+        await self._learning.finish()
+        return self._result(status, reason, baseline)
+
+    async def _iterate_all(self) -> tuple[SearchStatus, str]:
+        """Runs iterations to the end of the search; returns how it ended, and why if the status leaves it open."""
+        context = self._context
+        for iteration in range(1, self._settings.iterations + 1):
             reason_to_stop = first_reason(context.stoppers, context.state()) or await self._refused_turn()
             if reason_to_stop is not None:
-                await self._count_stragglers()
-                return self._result(SearchStatus.STOPPED, reason_to_stop, baseline)
+                return SearchStatus.STOPPED, reason_to_stop
             context.iteration = iteration
             await self._iterate()
             self._ended_iterations = iteration
             halted = context.halted()
             if halted is not None:
-                await self._count_stragglers()
-                return self._result(SearchStatus.STOPPED, halted, baseline)
+                return SearchStatus.STOPPED, halted
             if self._silent_iterations >= _SILENT_ITERATIONS:
-                await self._count_stragglers()
                 reason = f"no model has given a usable reply in {_SILENT_ITERATIONS} iterations"
-                return self._result(SearchStatus.NO_MODEL_REPLY, reason, baseline)
-        return self._result(SearchStatus.COMPLETED, "", baseline)
+                return SearchStatus.NO_MODEL_REPLY, reason
+        return SearchStatus.COMPLETED, ""
 
     async def _refused_turn(self) -> str | None:
         """Waits for this search's turn; returns why it gets none."""
@@ -237,8 +195,9 @@ class _Search:
         if is_valid(result):
             context.baseline_latency_ms = result.latency_ms
             context.owners[source.canonical_sha256] = result.evaluation_id
+            context.claims[context.evaluation_id(source.canonical_sha256)] = candidate.candidate_id
             context.correct[candidate.candidate_id] = candidate
-            self._beam = self._with_pins([candidate])
+            self._beam = await self._with_pins([candidate])
             self._set_best(candidate)
             await self._record_selection(started_at, (), "baseline")
         return result
@@ -250,21 +209,22 @@ class _Search:
         context.progress(
             "iteration_started",
             beam=[candidate.candidate_id for candidate in self._beam],
-            memory_items=sum(item.shown for item in self._memory),
+            memory_items=sum(item.shown for item in self._learning.memory),
         )
         shown_feedback = self._recent[-settings.feedback_attempts :] if settings.feedback_attempts else []
-        iteration = Iteration(context, self._beam, self._memory, shown_feedback)
+        iteration = Iteration(context, self._beam, self._learning.memory, shown_feedback)
         outcome = await self._pipeline.run(iteration, last=context.iteration == settings.iterations)
         self._note_silence(outcome)
         previous = outcome.beam
         chosen = await choose(context, previous, outcome.groups)
         context.plan_book.note(chosen.groups)
         context.correct.update({each.candidate_id: each for each in chosen.checked})
-        self._beam = self._with_pins(list(chosen.beam))
+        context.provisional.update({each.candidate_id: each for each in chosen.left_open})
+        self._beam = await self._with_pins(list(chosen.beam))
         self._recent = [*self._recent, *chosen.attempts][-max(1, settings.feedback_attempts) :]
         self._note_best(chosen.best)
         if settings.use_memory:
-            self._memory = await learn(context, self._memory, chosen.pairs, chosen.groups)
+            await self._learning.learn(context.iteration, settle_pairs(context, chosen))
         counted = chosen.attempts if settings.selection_share < 1.0 else None
         await self._record_selection(started_at, previous, str(settings.selection_rule), counted)
         self._report(chosen.attempts)
@@ -277,17 +237,10 @@ class _Search:
             if chosen.best is not None and chosen.best is not self._context.best:
                 self._set_best(chosen.best)
 
-    def _with_pins(self, beam: list[Candidate]) -> list[Candidate]:
-        """Adds the candidates that are pinned to the next iteration and not in the beam by themselves."""
-        context = self._context
-        present = {candidate.candidate_id for candidate in beam}
-        pinned = [
-            context.correct[candidate_id]
-            for candidate_id, first_iteration in context.settings.pins.items()
-            if first_iteration <= context.iteration + 1 and candidate_id in context.correct
-        ]
-        self._pinned = {candidate.candidate_id for candidate in pinned} - present
-        return [*beam, *(candidate for candidate in pinned if candidate.candidate_id in self._pinned)]
+    async def _with_pins(self, beam: list[Candidate]) -> list[Candidate]:
+        pinned = await pinned_beside(self._context, beam)
+        self._pinned = {candidate.candidate_id for candidate in pinned}
+        return [*beam, *pinned]
 
     def _note_silence(self, outcome: IterationResult) -> None:
         if self._context.usable_replies:
@@ -335,7 +288,7 @@ class _Search:
                 rank,
                 candidate,
                 None if candidate.candidate_id in stand_ins else candidate.latency_ms,
-                _PINNED if candidate.candidate_id in self._pinned else rule,
+                PINNED if candidate.candidate_id in self._pinned else rule,
             )
             for rank, candidate in enumerate(self._beam)
         ]
@@ -382,7 +335,7 @@ class _Search:
             baseline=baseline,
             best=context.best,
             beam=tuple(self._beam),
-            memory=tuple(self._memory),
+            memory=tuple(self._learning.memory),
             iterations=self._ended_iterations,
             evaluations=context.evaluations,
             model_calls=context.model_calls,

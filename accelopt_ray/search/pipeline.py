@@ -15,6 +15,10 @@ from typing import Any
 from accelopt_ray.search.candidates import PlanGroup
 from accelopt_ray.search.context import SearchContext
 from accelopt_ray.search.iteration import Iteration, IterationResult
+from accelopt_ray.search.selection import anticipate
+
+_SOON = 0.5
+"""Of the share that is waited for: from here on the checks of those that would be chosen are completed."""
 
 
 class Pipeline:
@@ -47,7 +51,13 @@ class Pipeline:
             await self._wait(lambda: False)
         else:
             share = self._context.settings.selection_share
-            await self._wait(lambda: iteration.final_share >= share)
+
+            def enough() -> bool:
+                if iteration.final_share >= _SOON * share:
+                    anticipate(self._context, iteration.beam, self._at_hand())
+                return iteration.final_share >= share
+
+            await self._wait(enough)
         groups = self._take(recorded)
         return IterationResult(iteration.beam, tuple(groups))
 
@@ -65,6 +75,9 @@ class Pipeline:
 
     def _final_ids(self) -> set[str]:
         return {candidate_id for iteration in self._running for candidate_id in iteration.final_ids}
+
+    def _at_hand(self) -> Sequence[PlanGroup]:
+        return [group for iteration in self._running for group in iteration.at_hand()]
 
     def _take(self, only: frozenset[str] | None) -> Sequence[PlanGroup]:
         groups = [group for iteration in self._running for group in iteration.take(only)]

@@ -36,12 +36,15 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
         # What the text says: parents compete with their children, memory is a queue.
         "paper": _PAPER,
         # Ours: the paper's elitist rule, no device time spent on a kernel that has already been evaluated, and no
-        # plan carried out twice from one kernel; lessons stay as long as plans that use them succeed.
+        # plan carried out twice from one kernel; lessons stay as long as plans that use them succeed; nobody waits for
+        # a measurement that only confirms another.
         "beyond": {
             "selection_rule": SelectionRule.PAPER,
             "memory_rule": MemoryRule.WEIGHTED,
             "deduplicate": True,
             "plan_resamples": 2,
+            "kernel_resamples": 1,
+            "plan_while_remeasuring": True,
             "show_tried_plans": 40,
             "show_percent_of_peak": True,
             "show_bottleneck": True,

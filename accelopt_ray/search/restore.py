@@ -4,9 +4,9 @@ Three things are on disk before they are used: that a call is about to be made (
 (``llm_calls``) and an evaluation's result (``results``). Everything else follows from them, since a search derives the
 name of whatever it asks from its position; rows that were recorded are only counted, so that none is recorded twice.
 
-A reply with outcome ``error`` is final once its iteration has ended: the next beam was chosen without it. In the
-iteration that was going on it is asked again, and what had been recorded of that iteration is withdrawn, since it may
-come out differently.
+A reply with outcome ``error``, and an evaluation without a verdict, are final once their iteration has ended: the next
+beam was chosen without them. In the iteration that was going on they are asked for again, and what had been recorded of
+that iteration is withdrawn, since it may come out differently.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 
 from accelopt_ray.evaluation.records import EvaluationResult
 from accelopt_ray.outcome import CallOutcome, EvaluationOutcome, UserError
+from accelopt_ray.search.candidates import is_void
 from accelopt_ray.search.history import History
 from accelopt_ray.search.rows import row_key
 from accelopt_ray.search.services import ModelReply
@@ -98,8 +99,13 @@ def restore(output: Path, run_id: str) -> Restored:
     final = last_askings(calls)
     asked_again = [row for row in final if row["outcome"] == str(CallOutcome.ERROR) and not _has_ended(row, ended)]
     again_ids = {row["call_id"] for row in asked_again}
-    _withdraw(root, run_id, {str(row["task"]) for row in asked_again}, ended)
-    results = _rows(output, run_id, "results", ("evaluation_id", "result_json", "ended_at"))
+    results = _rows(output, run_id, "results", ("task", "iteration", "evaluation_id", "result_json", "ended_at"))
+    evaluations = {row["evaluation_id"]: EvaluationResult.from_json(row["result_json"]) for row in results}
+    made_again = [row for row in results if is_void(evaluations[row["evaluation_id"]]) and not _has_ended(row, ended)]
+    for row in made_again:
+        evaluations.pop(row["evaluation_id"], None)
+    _drop_results(root, run_id, {row["evaluation_id"] for row in made_again})
+    _withdraw(root, run_id, {str(row["task"]) for row in [*asked_again, *made_again]}, ended)
     starts = _rows(output, run_id, "call_starts", ("task", "iteration", "call_id", "asking", "role", "started_at"))
     lost = _lost_calls(starts, calls)
     used = {_asking(row) for row in final if row["call_id"] not in again_ids}
@@ -109,11 +115,13 @@ def restore(output: Path, run_id: str) -> Restored:
     askings: Counter[str] = Counter()
     for call_id, asking in map(_asking, [*calls, *starts]):
         askings[call_id] = max(askings[call_id], asking + 1)
-    evaluated = _rows(output, run_id, "evaluations", ("evaluation_id", "candidate_id", "outcome"))
+    evaluated = _rows(output, run_id, "evaluations", ("evaluation_id", "candidate_id", "call_id", "outcome"))
+    evaluated = [row for row in evaluated if row["call_id"] is not None]  # of attempts, not of repeated measurements
+    plans = _rows(output, run_id, "plans", ("plan_id", "repeats_plan_id"))
     duplicate = str(EvaluationOutcome.DUPLICATE)
     history = History(
         replies={str(row["call_id"]): _reply(row) for row in final if row["call_id"] not in again_ids},
-        evaluations={row["evaluation_id"]: EvaluationResult.from_json(row["result_json"]) for row in results},
+        evaluations=evaluations,
         recorded=frozenset(
             (table, row_key(table, row))
             for table, columns in _KEY_COLUMNS.items()
@@ -124,6 +132,7 @@ def restore(output: Path, run_id: str) -> Restored:
         counted=counted,
         owners={row["evaluation_id"]: row["candidate_id"] for row in evaluated if row["outcome"] != duplicate},
         duplicates=frozenset(row["candidate_id"] for row in evaluated if row["outcome"] == duplicate),
+        repeats={row["plan_id"]: row["repeats_plan_id"] for row in plans},
         elapsed_s=_elapsed_s(
             output, run_id, [row["started_at"] for row in calls] + [row["ended_at"] for row in results]
         ),
@@ -142,6 +151,11 @@ def _has_ended(row: Mapping[str, Any], ended: Mapping[str, int]) -> bool:
 
 def _asking(row: Mapping[str, Any]) -> tuple[str, int]:
     return row["call_id"], row["asking"] or 0
+
+
+def _drop_results(root: Path, run_id: str, evaluation_ids: set[str]) -> None:
+    if evaluation_ids:
+        drop_rows(root, run_id, "results", ["evaluation_id"], lambda row: row["evaluation_id"] in evaluation_ids)
 
 
 def _withdraw(root: Path, run_id: str, tasks: set[str], ended: Mapping[str, int]) -> None:

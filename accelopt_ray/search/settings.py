@@ -25,6 +25,14 @@ class MemoryRule(StrEnum):
     WEIGHTED = "weighted"
 
 
+class StageOrder(StrEnum):
+    """What waits for what within an iteration; see :mod:`accelopt_ray.search.stages`."""
+
+    OVERLAPPED = "overlapped"
+    BARRIERS = "barriers"
+    PUBLISHED = "published"
+
+
 @dataclass(frozen=True)
 class SearchSettings:
     """Settings of one task's search. Symbols in brackets are the paper's.
@@ -46,16 +54,22 @@ class SearchSettings:
         device: Device that measures.
         selection_rule: How the next beam is chosen.
         selection_share: Share of an iteration's attempts that have to be final before the next beam is chosen (q);
-            below 1 the outcome depends on who arrives in time.
+            below 1 the outcome depends on who arrives in time, and lessons are shown one iteration later, so that
+            nobody waits for the summarizer either.
+        stage_order: What waits for what within an iteration; what comes out is the same, the time it takes is not.
         memory_rule: How old experience items make room.
         use_memory: Whether rewrites are summarised and shown to the planner.
         deduplicate: Whether a kernel equal to an earlier one in canonical form is answered without evaluation.
         plan_resamples: How often a plan that repeats one tried from the same kernel is sampled again, at most; 0 takes
             every plan as it comes. One that repeats to the end is not carried out.
+        kernel_resamples: How often the executor is asked again, at most, where its kernel is its parent or another that
+            an ended iteration had; 0 takes every kernel as it comes.
         plan_similarity: Least share of common three-word runs at which a plan with the same numbers is a repetition.
         show_tried_plans: At most so many titles of plans tried from the same kernel are shown to the planner.
         remeasure_parents: Whether a measured beam member is measured again at the start of an iteration. Predicted
             latencies are never predicted again, since they could not differ.
+        plan_while_remeasuring: Whether planners are asked meanwhile and shown the profile that their kernel was chosen
+            by, in place of the new one; speed-ups are against the new latency in any case.
         feedback_attempts: How many of the last attempts, with their outcome, the planner is shown.
         fix_attempts: Repairs asked of the fixer for a kernel that fails.
         show_percent_of_peak: Whether the planner is told how far from the hardware's limit the kernel is.
@@ -84,13 +98,16 @@ class SearchSettings:
     device: str = "sim-trn1"
     selection_rule: SelectionRule = SelectionRule.PAPER
     selection_share: float = 1.0
+    stage_order: StageOrder = StageOrder.OVERLAPPED
     memory_rule: MemoryRule = MemoryRule.PAPER
     use_memory: bool = True
     deduplicate: bool = True
     plan_resamples: int = 2
     plan_similarity: float = 0.9
+    kernel_resamples: int = 0
     show_tried_plans: int = 40
     remeasure_parents: bool = True
+    plan_while_remeasuring: bool = False
     feedback_attempts: int = 0
     fix_attempts: int = 0
     show_percent_of_peak: bool = True
@@ -120,6 +137,7 @@ class SearchSettings:
             ("feedback_attempts", 0, 100),
             ("fix_attempts", 0, 10),
             ("plan_resamples", 0, 100),
+            ("kernel_resamples", 0, 100),
             ("show_tried_plans", 0, 1_000),
         ):
             _check_integer(name, getattr(self, name), low, high)
@@ -140,6 +158,12 @@ class SearchSettings:
         # A value from YAML arrives as text; the enumerations accept it and reject anything else in one line.
         object.__setattr__(self, "selection_rule", _member(SelectionRule, "selection_rule", self.selection_rule))
         object.__setattr__(self, "memory_rule", _member(MemoryRule, "memory_rule", self.memory_rule))
+        object.__setattr__(self, "stage_order", _member(StageOrder, "stage_order", self.stage_order))
+        if self.selection_share < 1.0 and self.stage_order is not StageOrder.OVERLAPPED:
+            raise UserError(
+                f"stage_order {self.stage_order} waits for all and selection_share {self.selection_share:g} does not: "
+                "leave one of them out"
+            )
 
     def replace(self, **changes: object) -> SearchSettings:
         """Returns a checked copy with some fields changed.

@@ -37,7 +37,7 @@ class TaskOutcome:
 
     Attributes:
         task: The task's name.
-        status: As :class:`~accelopt_ray.search.loop.SearchStatus` has it.
+        status: As :class:`~accelopt_ray.search.result.SearchStatus` has it.
         reason: One sentence where the status does not say it all.
         baseline_latency_ms: Of the kernel that the search started from; None if it was not correct.
         best_latency_ms: Of the fastest correct one.

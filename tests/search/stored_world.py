@@ -13,8 +13,9 @@ from scripted_world import ScriptedTask, World
 
 from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
-from accelopt_ray.search.loop import SearchResult, run_search
+from accelopt_ray.search.loop import run_search
 from accelopt_ray.search.restore import Restored, restore
+from accelopt_ray.search.result import SearchResult
 from accelopt_ray.search.rows import call_row, call_start_row, result_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings

@@ -10,8 +10,9 @@ import pytest
 from scripted_world import ScriptedTask, World
 
 from accelopt_ray.search.allocation import AdaptiveTurns, Allowance, Standing
-from accelopt_ray.search.loop import SearchResult, SearchStatus, run_search
+from accelopt_ray.search.loop import run_search
 from accelopt_ray.search.presets import preset_settings
+from accelopt_ray.search.result import SearchResult, SearchStatus
 
 GAINS = {"steady": 0.9, "stalled": 1.0, "quick": 0.7}
 

@@ -10,8 +10,8 @@ from stored_world import RUN_ID, StoredWorld, search_in, taken_up
 from test_search_loop import search, small
 
 from accelopt_ray.outcome import UserError
-from accelopt_ray.search.loop import SearchStatus
-from accelopt_ray.trajectory import read_table
+from accelopt_ray.search.result import SearchStatus
+from accelopt_ray.trajectory import read_table, trajectory_digest
 
 
 def warnings(world: World) -> list[str]:
@@ -52,3 +52,40 @@ def test_a_pinned_candidate_is_carried_beside_the_beam(tmp_path: Path, monkeypat
 def test_a_pin_needs_an_iteration():
     with pytest.raises(UserError, match=r"pins.toy.i0.c0 is 0"):
         small(pins={"toy.i0.c0": 0})
+
+
+def left_open(folder: Path) -> list[str]:
+    """Candidates that were correct as far as they were tried."""
+    rows = read_table(folder, "evaluations", RUN_ID).to_pylist()
+    return [row["candidate_id"] for row in rows if (row["outcome"], row["check_stage"]) == ("correct", "first")]
+
+
+@pytest.mark.parametrize("hidden_faults", [0.0, 1.0])
+def test_a_pinned_candidate_is_checked_whole_before_it_is_carried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hidden_faults: float
+):
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    sizes = {"plans_per_candidate": 6, "experiences_per_iteration": 0}
+    search_in(StoredWorld(folder=tmp_path, bad_kernels=0.0, factors=(0.7, 0.8, 0.9)), small(iterations=2, **sizes))
+    pinned = left_open(tmp_path)[0]
+    settings = small(iterations=3, pins={pinned: 3}, **sizes)
+    resumed = taken_up(tmp_path, bad_kernels=0.0, hidden_faults=hidden_faults, factors=(0.7, 0.8, 0.9))
+    result = search_in(resumed, settings)
+    carried = pinned in {candidate.candidate_id for candidate in result.beam}
+    assert carried == (hidden_faults == 0.0)
+    told = [message for message in warnings(resumed) if "pinned" in message]
+    assert told == (
+        [] if carried else [f"{pinned} is pinned and failed the rest of its check (incorrect): it is not carried"]
+    )
+    rows = [row for row in read_table(tmp_path, "evaluations").to_pylist() if row["candidate_id"] == pinned]
+    assert [(row["check_stage"], row["outcome"]) for row in rows] == [
+        ("first", "correct"),
+        ("whole", "correct" if carried else "incorrect"),
+    ]
+    planned_from = {row["parent_candidate_id"] for row in read_table(tmp_path, "plans").to_pylist()}
+    assert (pinned in planned_from) == carried
+    before = trajectory_digest(tmp_path, RUN_ID)
+    again = taken_up(tmp_path, bad_kernels=0.0)
+    search_in(again, settings)
+    assert (again.calls, again.jobs, again.rests) == ([], [], [])
+    assert trajectory_digest(tmp_path, RUN_ID) == before

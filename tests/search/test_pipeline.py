@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,15 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted_world import KilledError, World
+from scripted_world import KilledError, ScriptedTask, World
 from stored_world import RUN_ID, StoredWorld, search_in, taken_up
 from test_restore import assert_nothing_is_doubled
-from test_search_loop import search, small
+from test_search_loop import PROMPTS, search, small
 
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import UserError
-from accelopt_ray.search.loop import SearchStatus
+from accelopt_ray.search.loop import run_search
+from accelopt_ray.search.result import SearchStatus
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.trajectory import read_table, trajectory_digest
+from experiments.virtual_time import run_in_virtual_time
 
 SIZES: dict[str, Any] = {"iterations": 4, "plans_per_candidate": 4, "attempts_per_plan": 2}
 SLOW: dict[str, Any] = {"longest_delay": 60}
@@ -129,3 +133,42 @@ def test_stragglers_of_a_stopped_search_still_count():
 def test_a_share_out_of_range_is_refused():
     with pytest.raises(UserError, match="selection_share is 1.5"):
         small(selection_share=1.5)
+
+
+class Timed(World):
+    """Calls take virtual seconds: a summarizer's many, everybody else's one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.moments: dict[str, float] = {}
+
+    async def complete(self, call: ModelCall) -> ModelReply:
+        self.moments[call.call_id] = asyncio.get_running_loop().time()
+        await asyncio.sleep(1000.0 if call.role == "summarizer" else 1.0)
+        return await super().complete(call)
+
+    async def evaluate(self, job: EvaluationJob) -> EvaluationResult:
+        await asyncio.sleep(1.0)
+        return await super().evaluate(job)
+
+    def first_planner_s(self, iteration: int) -> float:
+        return min(at for name, at in self.moments.items() if f".i{iteration}." in name and name.endswith("planner"))
+
+
+@pytest.mark.parametrize(("share", "waits"), [(1.0, True), (0.9, False)])
+def test_with_a_share_below_one_lessons_are_drawn_beside_the_next_iteration(share: float, waits: bool):
+    world = Timed(bad_kernels=0.0)
+    settings = small(iterations=3, selection_share=share, plan_resamples=0)
+    run_in_virtual_time(run_search(settings, ScriptedTask(), world, prompts=PROMPTS))
+    assert (world.first_planner_s(2) > 1000.0) == waits
+    seen = {
+        number: {item for row in world.rows["plans"].values() if row["iteration"] == number for item in items_of(row)}
+        for number in (2, 3)
+    }
+    assert bool(seen[2]) == waits
+    assert {item.split(".")[1] for item in seen[3]} <= ({"i1", "i2"} if waits else {"i1"})
+    assert seen[3]
+
+
+def items_of(row: Mapping[str, object]) -> Sequence[str]:
+    return row["memory_item_ids"]  # type: ignore[return-value]

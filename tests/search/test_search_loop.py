@@ -18,8 +18,9 @@ from accelopt_ray.agents.rendering import PromptLibrary
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
 from accelopt_ray.outcome import CallOutcome, EvaluationOutcome
 from accelopt_ray.search.history import History
-from accelopt_ray.search.loop import SearchResult, SearchStatus, run_search
+from accelopt_ray.search.loop import run_search
 from accelopt_ray.search.presets import PRESETS, preset_settings
+from accelopt_ray.search.result import SearchResult, SearchStatus
 from accelopt_ray.search.services import ModelCall, ModelReply
 from accelopt_ray.search.settings import SearchSettings
 
