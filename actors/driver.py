@@ -32,6 +32,7 @@ from actors.pool_state import PoolStatus
 from actors.services import RayServices, Rows
 
 if TYPE_CHECKING:
+    from accelopt_ray.analysis.live import Snapshot
     from accelopt_ray.search.restore import Restored
     from accelopt_ray.search.result import SearchResult
 
@@ -186,6 +187,20 @@ class SearchDriver:
     async def pool_status(self) -> PoolStatus | None:
         """What the run's own pool is doing; None for a run that evaluates on a shared one."""
         return self._pool.status() if isinstance(self._pool, ProfilerPool) else None
+
+    async def held_runs(self) -> dict[str, str]:
+        """The run and its folder, for those who look for it in the cluster."""
+        return {self._run_id: str(self._config.output)}
+
+    async def snapshot(self, run_id: str) -> Snapshot:
+        """Where the run stands, read from its folder for those who cannot.
+
+        Raises:
+            UserError: It has written nothing yet.
+        """
+        from accelopt_ray.analysis.live import look
+
+        return await asyncio.to_thread(look, str(self._config.output), run_id)
 
     async def stop(self) -> dict[str, Tally]:
         """Ends the run early, makes everything recorded durable and returns where each task stands."""

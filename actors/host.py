@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
@@ -14,6 +14,9 @@ from actors.memory import Memory
 from actors.recorder import Recorder
 from actors.shared import Shared, SharedPool
 from nkibench.task import TaskError
+
+if TYPE_CHECKING:
+    from accelopt_ray.analysis.live import Snapshot
 
 
 class InProcess:
@@ -73,6 +76,21 @@ class RunHost:
             return await driver.run()
         finally:
             del self._drivers[run_id]
+
+    async def held_runs(self) -> dict[str, str]:
+        """The runs that go on here and their folders."""
+        return {
+            name: folder for driver in self._drivers.values() for name, folder in (await driver.held_runs()).items()
+        }
+
+    async def snapshot(self, run_id: str) -> Snapshot:
+        """Where one of the runs stands.
+
+        Raises:
+            KeyError: It does not go on here (any more).
+            UserError: It has written nothing yet.
+        """
+        return await self._drivers[run_id].snapshot(run_id)
 
     async def stop(self) -> None:
         """Ends all runs early, everything recorded made durable."""

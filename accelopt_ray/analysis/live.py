@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import pandas as pd
 
 from accelopt_ray.analysis.progress import call_ended_at
-from accelopt_ray.analysis.trajectory import Trajectory
+from accelopt_ray.analysis.trajectory import Trajectory, load
 
 RATE_WINDOW = timedelta(minutes=5)
 FAILURES_SHOWN = 4
@@ -81,6 +81,19 @@ class Snapshot:
     failures: Sequence[str]
     last_row_at: datetime | None
     simulated: bool
+
+
+def look(location: str, run_id: str) -> Snapshot:
+    """Reads where a run stands now.
+
+    Args:
+        location: Folder or URI of the run, or of the sweep that it belongs to.
+        run_id: Which run.
+
+    Raises:
+        UserError: It has written nothing yet, or there is no such run.
+    """
+    return snapshot(load(location, run_ids=[run_id]), run_id)
 
 
 def snapshot(trajectory: Trajectory, run_id: str) -> Snapshot:

@@ -51,6 +51,11 @@ def find_stores(paths: Iterable[str | Path]) -> list[Store]:
     return stores
 
 
+def leads_somewhere(path: str) -> bool:
+    """Whether a path is a URI, a pattern or something that exists here, as opposed to a mere name."""
+    return "://" in path or any(sign in path for sign in "*?[") or Path(path).exists()
+
+
 def _locations(path: str) -> list[str]:
     if "://" in path:
         trajectory_root(path)

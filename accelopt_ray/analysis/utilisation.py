@@ -13,7 +13,6 @@ import pandas as pd
 
 from accelopt_ray.analysis.progress import call_ended_at, was_run
 
-
 _STAY = ["run_id", "outcome", "answered_from", "core", "compile_s", "run_s", "ended_at"]
 
 

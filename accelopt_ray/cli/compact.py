@@ -12,19 +12,25 @@ from accelopt_ray.outcome import UserError
 
 
 def compact(
-    runs: Annotated[list[Path], typer.Argument(help="Run or sweep folders.", metavar="RUN...")],
+    runs: Annotated[list[str], typer.Argument(help="Run or sweep folders, or patterns.", metavar="RUN_OR_SWEEP...")],
 ) -> None:
-    """Merge the part files of each run's tables, without a moment of missing rows. Not while the run goes on."""
+    """Merge the part files of each run's tables, without a moment of missing rows. A run that goes on is left alone."""
+    from accelopt_ray.analysis.locations import find_stores
     from accelopt_ray.trajectory import compact as merge
 
-    for run in runs:
-        if not run.is_dir():
-            raise UserError(f"there is no folder {run}: give the output folder of a run or sweep")
+    stores = find_stores(runs)
+    for store in stores:
+        name = store.location.removeprefix(f"{Path.cwd()}/")
         try:
-            done = merge(run)
+            done = merge(store.location)
         except OSError as error:
-            raise UserError(f"cannot compact {run}: {error.strerror or error}") from None
+            raise UserError(f"cannot compact {name}: {error.strerror or error}") from None
+        except UserError as error:
+            if len(stores) == 1:
+                raise
+            print(f"accelopt-ray: warning: left {name} as it is: {error}", file=sys.stderr)
+            continue
         sizes = f"{done.bytes_before / 1e6:.1f} to {done.bytes_after / 1e6:.1f} MB"
-        print(f"{run}: {done.parts_before} to {done.parts_after} part files, {sizes}")
+        print(f"{name}: {done.parts_before:,} to {done.parts_after:,} part files, {sizes}")
         for path in done.damaged:
             print(f"accelopt-ray: warning: left damaged part {path} as it is", file=sys.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,35 +24,101 @@ _OVER = ("finished", "stopped")
 
 
 def watch(
-    run: Annotated[str, typer.Argument(help="The run's folder or URI.", metavar="RUN")],
+    run: Annotated[
+        str, typer.Argument(help="The run's folder or URI, or the name of a run of the cluster.", metavar="RUN")
+    ],
     run_id: Annotated[str | None, typer.Option(help="Which run of a sweep [the last one begun].")] = None,
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:
-    """Show where a run stands: best so far, beam, queue, rates, spending, last failures. Ctrl-C ends the view alone."""
-    from rich.console import Console
-    from rich.live import Live
+    """Show where a run stands: best so far, beam, queue, rates, spending, last failures. Ctrl-C ends the view alone.
+
+    A run whose folder is on another machine of a Ray cluster (RAY_ADDRESS) is watched through its driver there, by its
+    name, the folder it has there, or the last part of that.
+    """
+    from accelopt_ray.analysis.locations import leads_somewhere
 
     if not interval_s > 0:
         raise UserError(f"--interval is {interval_s}: give seconds above 0")
+    if leads_somewhere(run):
+        _show(_LocalRun(run, run_id), interval_s, once)
+        return
+    with _through_the_cluster(run, run_id) as look:
+        _show(look, interval_s, once)
+
+
+class _LocalRun:
+    """Looks at a run whose folder can be read from here."""
+
+    def __init__(self, location: str, run_id: str | None) -> None:
+        self._location = location
+        self._run_id = run_id
+
+    def __call__(self) -> Snapshot | None:
+        """Where the run stands; None before its first row."""
+        from accelopt_ray.analysis.live import snapshot
+
+        if _is_starting(self._location):
+            return None
+        with opened([self._location], [self._run_id] if self._run_id else None) as trajectory:
+            if self._run_id is None:
+                begun = trajectory.runs.sort_values("created_at")["run_id"]
+                if begun.empty:
+                    raise UserError(f"{self._location} holds no run that has begun: start one, or check the folder")
+                self._run_id = str(begun.iloc[-1])
+            return snapshot(trajectory.select([self._run_id]), self._run_id)
+
+
+@contextmanager
+def _through_the_cluster(run: str, run_id: str | None) -> Iterator[Callable[[], Snapshot | None]]:
+    """Gives a look at a run that goes on in the running Ray cluster.
+
+    Raises:
+        UserError: There is no such run, or no cluster; or the run has ended, and with it the way to its folder.
+    """
+    try:
+        from actors.cluster import joined
+        from actors.watching import RunEndedError, held_run
+    except ImportError:
+        raise UserError(f"there is no folder {run}: give the output folder of a run or sweep") from None
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(joined())
+        except UserError as error:
+            raise UserError(f"there is no folder {run}, and {error}") from None
+        held = held_run(run_id or run)
+        try:
+            yield held.snapshot
+        except RunEndedError:
+            raise UserError(
+                f"run {held.run_id} has ended: where it stands is in {held.folder} on the machine that it ran on"
+            ) from None
+
+
+def _show(look: Callable[[], Snapshot | None], interval_s: float, once: bool) -> None:
+    """Shows a run until it is over."""
+    from rich.console import Console
+    from rich.live import Live
+
     console = Console()
-    if _is_starting(run):
+    now = look()
+    if now is None:
         if once:
-            raise UserError(f"the run in {run} is starting and has no row yet: look again, or leave --once out")
+            raise UserError("the run is starting and has no row yet: look again, or leave --once out")
         console.print("waiting for the run's first row")
-        while _is_starting(run):
+        while now is None:
             time.sleep(interval_s)
-    now = _look(run, run_id)
+            now = look()
     if once or now.state in _OVER:
         console.print(render(now))
         return
     if not console.is_terminal:
-        _follow_in_lines(run, now, interval_s)
+        _follow_in_lines(look, now, interval_s)
         return
     with Live(render(now), console=console, auto_refresh=False) as live:
         while now.state not in _OVER:
             time.sleep(interval_s)
-            now = _look(run, now.run_id)
+            now = look() or now
             live.update(render(now), refresh=True)
 
 
@@ -60,20 +128,7 @@ def _is_starting(run: str) -> bool:
     return trajectory.is_dir() and not any(path.is_dir() for path in trajectory.iterdir())
 
 
-def _look(run: str, run_id: str | None) -> Snapshot:
-    from accelopt_ray.analysis.live import snapshot
-
-    with opened([run], [run_id] if run_id else None) as trajectory:
-        chosen = run_id
-        if chosen is None:
-            begun = trajectory.runs.sort_values("created_at")["run_id"]
-            if begun.empty:
-                raise UserError(f"{run} holds no run that has begun: start one, or check the folder")
-            chosen = str(begun.iloc[-1])
-        return snapshot(trajectory if run_id else trajectory.select([chosen]), chosen)
-
-
-def _follow_in_lines(run: str, now: Snapshot, interval_s: float) -> None:
+def _follow_in_lines(look: Callable[[], Snapshot | None], now: Snapshot, interval_s: float) -> None:
     """Without a terminal: a line whenever something has changed."""
     shown = ""
     while True:
@@ -84,7 +139,7 @@ def _follow_in_lines(run: str, now: Snapshot, interval_s: float) -> None:
         if now.state in _OVER:
             return
         time.sleep(interval_s)
-        now = _look(run, now.run_id)
+        now = look() or now
 
 
 def summary_line(now: Snapshot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from accelopt_ray.analysis.memory_use import memory_size
 from accelopt_ray.analysis.outcomes import failures
 from accelopt_ray.analysis.plan_categories import plan_category
 from accelopt_ray.analysis.progress import best_so_far
-from accelopt_ray.analysis.utilisation import utilisation
+from accelopt_ray.analysis.utilisation import stays, utilisation
 from accelopt_ray.outcome import UserError
 from accelopt_ray.trajectory import TrajectoryWriter, text_sha256
 
@@ -119,6 +120,12 @@ def test_best_so_far_never_counts_a_wrong_kernel(small: Trajectory):
     assert points["best_percent_of_peak"].tolist() == [10.0, 20.0, 20.0, 20.0, 40.0]
 
 
+def test_best_so_far_is_the_same_from_all_columns_and_from_those_it_needs(small: Trajectory):
+    alone = load(small.location_of("r")).best_so_far()
+    assert len(small.evaluations) == 5
+    pd.testing.assert_frame_equal(alone, small.best_so_far())
+
+
 def test_money_counts_once_the_call_has_ended(small: Trajectory):
     assert small.best_by_cost()["cost_usd"].tolist() == [0.0, 0.5, 0.75, 0.75, 1.75]
     assert small.best_by_cost()["tokens"].tolist() == [0, 11, 22, 22, 33]
@@ -199,6 +206,29 @@ def test_utilisation_integrates_to_the_busy_seconds(small: Trajectory):
     assert (slices["running"] * width).sum() == pytest.approx(4 * 2.0)
     assert (slices["compiling"] * width).sum() == pytest.approx(4 * 1.0)
     assert (slices["calling"] * width).sum() == pytest.approx(21.0)
+
+
+def test_a_kernel_that_was_checked_in_two_stages_was_on_a_slot_twice(small: Trajectory, tmp_path: Path):
+    first = {"core": "0", "outcome": "correct", "answered_from": "", "compile_s": 1.0, "run_s": 2.0}
+    rest = {**first, "compile_s": 0.5, "run_s": 9.0}
+    rows = [("a", first, 20), ("a.rest", rest, 35), ("b", {**first, "answered_from": "store:x"}, 38)]
+    writer = TrajectoryWriter(tmp_path / "trajectory", "r")
+    writer.write(
+        "results",
+        [
+            {"evaluation_id": name, "result_json": json.dumps(content), "ended_at": at(second)}
+            for name, content, second in rows
+        ],
+    )
+    both = load(tmp_path)
+    busy = stays(both.evaluations, both.results)
+    assert list(busy["run_s"]) == [2.0, 9.0, 2.0]
+    slices = utilisation(busy, both.llm_calls.iloc[:0], bins=37)
+    width = slices["elapsed_s"].diff().iloc[1]
+    assert (slices["running"] * width).sum() == pytest.approx(11.0)
+    assert (slices["compiling"] * width).sum() == pytest.approx(1.5)
+    assert slices["running"].max() <= slices["slots"].iloc[0] == 1
+    assert stays(small.evaluations, both.results.iloc[:0]).equals(small.evaluations[busy.columns])
 
 
 def test_a_snapshot_tells_queue_beam_and_failures(small: Trajectory):

@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 from accelopt_ray.cli import main
-from accelopt_ray.trajectory import TrajectoryWriter
+from accelopt_ray.trajectory import RunLock, TrajectoryWriter
 from experiments.generated_run import generate_run
 
 
@@ -100,6 +101,19 @@ def test_compact_leaves_one_part_for_each_table(capsys: pytest.CaptureFixture[st
             assert len(list(table.glob("*/part-*.parquet"))) == 1
 
 
+def test_compacting_a_sweep_leaves_its_running_runs_alone(
+    capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
+):
+    shutil.copytree(runs, tmp_path / "sweep")
+    lock = RunLock(tmp_path / "sweep" / "seed-1" / "trajectory")
+    lock.acquire()
+    code, out, err = run(capsys, "compact", tmp_path / "sweep")
+    lock.release()
+    assert code == 0
+    assert "seed-0" in out and "seed-1" not in out
+    assert err.count("\n") == 1 and "seed-1 as it is" in err and "being written by a run that is going on" in err
+
+
 def test_a_damaged_part_is_told_in_one_line_and_the_rest_is_compared(
     capsys: pytest.CaptureFixture[str], runs: Path, tmp_path: Path
 ):
@@ -145,6 +159,8 @@ def test_a_mistake_is_one_line(
     arguments: list[str],
     said: str,
 ):
+    # `watch` would look for a run of that name in whatever cluster is running on this machine.
+    monkeypatch.setitem(sys.modules, "actors.watching", None)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plain").mkdir()
     (tmp_path / "starting" / "trajectory").mkdir(parents=True)
