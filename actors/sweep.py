@@ -25,6 +25,7 @@ from actors.cluster import Cluster
 from actors.driver import Outcome
 from actors.host import RunHost
 from actors.models import bring_up
+from actors.pools import NAMESPACE
 from actors.profiler import EvaluatorFactory
 from actors.run import RunFailedError, outcomes_of
 from actors.shared import Shared, start_pool
@@ -293,7 +294,8 @@ class SweepSession:
 def _start_host() -> Any:
     """Starts a host beside the sweep, whose folder its runs write."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    return ray.remote(RunHost).options(num_cpus=0, scheduling_strategy=here, max_concurrency=1000).remote()
+    name = {"name": f"runs:{uuid.uuid4().hex[:8]}", "namespace": NAMESPACE}
+    return ray.remote(RunHost).options(num_cpus=0, scheduling_strategy=here, max_concurrency=1000, **name).remote()
 
 
 def _kind(run: SweepRun) -> str:
