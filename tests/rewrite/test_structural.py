@@ -464,6 +464,63 @@ FIRES["broadcast-in-psum"] = [
         ((256, 512), (2, 512)),
     ),
 ]
+IN_PASSES = _kernel(
+    """
+rows, columns = x.shape
+out = nl.ndarray((rows, columns), dtype=x.dtype, buffer=nl.shared_hbm)
+for t in nl.affine_range(rows // 128):
+    big = nl.load(x[nl.ds(t * 128, 128), 0:columns])
+    grown = nl.ndarray((columns // 256, nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.sbuf)
+    sums = nl.ndarray((nl.par_dim(128), 1), dtype=nl.float32, buffer=nl.sbuf)
+    for i in nl.affine_range(columns // 256):
+        grown[i, 0:128, 0:256] = nisa.activation(op=nl.exp, data=big[0:128, nl.ds(i * 256, 256)], scale=0.5)
+        part = nisa.tensor_reduce(nl.add, data=grown[i, 0:128, 0:256], axis=[1], keepdims=True)
+        sums[0:128, 0:1] = nl.loop_reduce(part, op=np.add, loop_indices=[i])
+    inverse = nisa.reciprocal(sums)
+    halves = nl.ndarray((nl.par_dim(128), columns), dtype=nl.float32, buffer=nl.sbuf)
+    for j in nl.affine_range(columns // 256):
+        for h in nl.affine_range(2):
+            halves[0:128, nl.ds(j * 256 + h * 128, 128)] = nl.copy(grown[j, 0:128, nl.ds(h * 128, 128)])
+    nl.store(out[nl.ds(t * 128, 128), 0:columns], value=nisa.tensor_scalar(halves, op0=nl.multiply, operand0=inverse))
+return out
+""",
+    "x",
+)
+IN_PASSES_2D = _kernel(
+    """
+out = nl.ndarray((128, 768), dtype=first.dtype, buffer=nl.shared_hbm)
+kept = nl.ndarray((nl.par_dim(128), 768), dtype=nl.float32, buffer=nl.sbuf)
+for one in nl.affine_range(3):
+    kept[0:128, nl.ds(one * 256, 256)] = nl.load(first[0:128, nl.ds(one * 256, 256)])
+for two in nl.affine_range(3):
+    nl.store(out[0:128, nl.ds(two * 256, 256)], value=nl.exp(kept[0:128, nl.ds(two * 256, 256)]))
+return out
+""",
+    "first",
+)
+IN_PASSES_SUM = _kernel(
+    """
+k, m = a.shape
+out = nl.ndarray((m, 256), dtype=a.dtype, buffer=nl.shared_hbm)
+kept = nl.ndarray((2, 2, nl.par_dim(128), 128), dtype=nl.float32, buffer=nl.sbuf)
+for i in nl.affine_range(2):
+    for j in nl.affine_range(2):
+        kept[i, j, 0:128, 0:128] = nl.exp(nl.load(a[nl.ds((i * 2 + j) * 128, 128), 0:128]))
+total = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.psum)
+for p in nl.affine_range(2):
+    for q in nl.affine_range(2):
+        right = nl.load(b[nl.ds((p * 2 + q) * 128, 128), 0:256])
+        total[0:128, 0:256] += nisa.nc_matmul(kept[p, q, 0:128, 0:128], right)
+nl.store(out[0:128, 0:256], value=nl.copy(total))
+return out
+""",
+    "a, b",
+)
+FIRES["fuse-loops"] = [
+    (IN_PASSES, ((256, 1024),)),
+    (IN_PASSES_2D, ((128, 768),)),
+    (IN_PASSES_SUM, ((512, 128), (512, 256))),
+]
 ROWS_OUTSIDE = _kernel(
     """
 m, k = a.shape
@@ -664,6 +721,18 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("nl.zeros((nl.par_dim(128), 256)", "nl.full((nl.par_dim(128), 256), 1.0"),
         SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
+    ],
+    "fuse-loops": [
+        # Tiles of other iterations, another range, the complete sum, a value from between, a carried loop.
+        IN_PASSES.replace("grown[j, 0:128, nl.ds", "grown[columns // 256 - 1 - j, 0:128, nl.ds"),
+        IN_PASSES.replace("for j in nl.affine_range(columns // 256)", "for j in nl.affine_range(columns // 512)"),
+        IN_PASSES.replace("nl.copy(grown[j, 0:128, nl.ds(h * 128, 128)])", "nl.add(grown[j, 0:128, 0:128], sums)"),
+        IN_PASSES.replace("nl.copy(grown[j, 0:128, nl.ds(h * 128, 128)])", "nl.add(grown[j, 0:128, 0:128], inverse)"),
+        IN_PASSES.replace("for i in nl.affine_range", "for i in nl.sequential_range"),
+        IN_PASSES_2D.replace(
+            "nl.exp(kept[0:128, nl.ds(two * 256, 256)])", "nl.exp(kept[0:128, nl.ds(two * 128, 256)])"
+        ),
+        IN_PASSES_2D.replace("for two", "kept[0:128, 0:256] = nl.load(first[0:128, 256:512])\n    for two"),
     ],
     "accumulate-in-psum": [
         # Wider than a bank; not zero at first; read inside the loop; a maximum; another tile every time.
