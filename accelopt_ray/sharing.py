@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -36,6 +37,11 @@ class FairQueue(Generic[_T]):
         owner = self._owners.pop(item, None)
         if owner is not None:
             self._held[owner] -= 1
+
+    def withdraw(self, item: _T) -> None:
+        """Takes an item out that nobody holds; harmless if somebody does."""
+        with contextlib.suppress(ValueError):
+            self._free.remove(item)
 
     async def get(self, owner: str) -> _T:
         """Waits for an item for an owner."""

@@ -14,6 +14,7 @@ import itertools
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,6 +23,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from accelopt_ray.devices.faults import DeviceFault
+from accelopt_ray.elasticity import SlotDemand, dispensable
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.sharing import FairQueue
@@ -33,7 +35,7 @@ MAX_DISPATCHES = 3
 """A job whose workers fail this often is given up: by then it is more likely the cause than the victim."""
 
 MAX_WORKERS_KILLED = 2
-"""A job whose workers die this often is held to have killed them."""
+"""A job whose workers die this often, on nodes that live on, is held to have killed them."""
 
 MAX_RESTS = 3
 """A core that still fails the known kernel after so many rests is retired."""
@@ -44,6 +46,9 @@ REST_S = 30.0
 _STAGES_PER_EVALUATION = 30
 """More stages than any check has. Each stage has its own deadline inside the worker; beyond all of them together the
 worker itself is stuck."""
+
+_NODE_LOSS_S = 60.0
+"""Longest time that Ray, left as it is, takes to declare a node dead."""
 
 _PROBE_TIMEOUT_S = 180.0
 _FOLLOW_S = 2.0
@@ -77,6 +82,7 @@ class ProfilerPool:
         rest_s: float = REST_S,
         compilers: CompilePool | None = None,
         places: Callable[[], int] | None = None,
+        demand: SlotDemand | None = None,
     ) -> None:
         """Takes workers over.
 
@@ -87,6 +93,8 @@ class ProfilerPool:
             compilers: Compiles before a slot is asked for; None where the slots' workers do it themselves.
             places: How many workers the cluster has room for now; the pool then grows and shrinks with it. None for a
                 pool that keeps its size.
+            demand: Opens slots as they are wanted, whether the cluster has room for them yet or is to grow, and gives
+                back those that are not. Instead of ``places``.
 
         Raises:
             ValueError: There is no worker.
@@ -99,6 +107,7 @@ class ProfilerPool:
         self._rest_s = rest_s
         self._compilers = compilers
         self._places = places
+        self._demand = demand
         self._workers = dict(enumerate(workers))
         self._slots = {number: Slot(number) for number in self._workers}
         self._waiting = 0
@@ -112,7 +121,7 @@ class ProfilerPool:
         Raises:
             RuntimeError: Not one of the workers could start; the message is the last one's.
         """
-        answers = [asyncio.ensure_future(_answer(worker.core.remote())) for worker in self._workers.values()]
+        answers = [asyncio.ensure_future(self._introduce(slot)) for slot in self._workers]
         for slot, answer in enumerate(answers):
             self._prepare(self._admit(slot, answer))
         if self._places is not None:
@@ -124,8 +133,13 @@ class ProfilerPool:
             except RayError as error:
                 fault = str(error)
             else:
-                return
-        raise RuntimeError(f"no profiler could start: {_ANSI_COLOUR.sub('', fault)}")
+                break
+        else:
+            raise RuntimeError(f"no profiler could start: {_ANSI_COLOUR.sub('', fault)}")
+        if self._demand is not None:
+            # Only now, since nobody asks for an evaluation while the first node comes up.
+            self._demand.note(len(self._workers), time.monotonic())
+            self._prepare(self._follow_demand(self._demand))
 
     def status(self) -> PoolStatus:
         """What the pool is doing."""
@@ -144,14 +158,16 @@ class ProfilerPool:
         """
         compiled = None if self._compilers is None else await self._compilers.compile(job, claimant or job.task_name)
         arrived = time.monotonic()
-        fault, reason, killed = "", "worker_lost", 0
-        for dispatch in range(MAX_DISPATCHES):
+        fault, reason = "", "worker_lost"
+        faults, lost_on = 0, list[str]()
+        dispatches = itertools.count()
+        while faults + len(lost_on) < MAX_DISPATCHES:
             slot = await self._take(claimant or job.task_name)
             if slot is None:
                 reasons = "; ".join(sorted({each.detail for each in self._slots.values()}))
                 return self._given_up(job, EvaluationOutcome.CRASHED, "no_core", f"every core was retired: {reasons}")
             dispatched = time.monotonic()
-            if dispatch:
+            if next(dispatches):
                 self.statistics.retried += 1
             try:
                 result = await self._on_worker(slot, job, compiled)
@@ -160,12 +176,15 @@ class ProfilerPool:
             except UserError:
                 raise  # as plain as it was in the worker: another worker would say the same
             except RayTaskError as error:
-                fault, is_device = str(error), isinstance(error.cause, DeviceFault)
+                fault, is_device, faults = str(error), isinstance(error.cause, DeviceFault), faults + 1
                 reason = "device_fault" if is_device else "worker_lost"
                 continue
             except RayError as error:
-                fault, reason, killed = str(error), "worker_lost", killed + 1
-                if killed == MAX_WORKERS_KILLED:
+                fault, reason = str(error), "worker_lost"
+                lost_on.append(self._slots[slot].node)
+                if len(lost_on) >= MAX_WORKERS_KILLED:
+                    lost_on = await _nodes_that_stayed(lost_on)
+                if len(lost_on) >= MAX_WORKERS_KILLED:
                     break
                 continue
             self._slots[slot].evaluated += 1
@@ -181,7 +200,7 @@ class ProfilerPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         for slot, worker in self._workers.items():
-            if self._slots[slot].state is not SlotState.GONE:
+            if self._slots[slot].is_open:
                 ray.kill(worker)
         if self._compilers is not None:
             self._compilers.close()
@@ -215,13 +234,18 @@ class ProfilerPool:
             result: EvaluationResult = await asyncio.wait_for(
                 _answer(self._workers[slot].evaluate.remote(job, compiled)), deadline_s
             )
-            doubtful, lost = result.outcome in _KILLED, False
+            doubtful = result.outcome in _KILLED
+            if doubtful:
+                await self._outlive(slot)
+            lost = False
             return result
         except RayTaskError as error:
-            # The harness raised and the worker lives.
-            doubtful, lost = isinstance(error.cause, DeviceFault), False
+            # The harness raised.
             if isinstance(error.cause, UserError):
+                await self._outlive(slot)
+                lost = False
                 raise UserError(str(error.cause)) from None
+            doubtful, lost = isinstance(error.cause, DeviceFault), False
             raise
         finally:
             if lost:
@@ -232,6 +256,17 @@ class ProfilerPool:
             else:
                 self._offer(slot)
 
+    async def _outlive(self, slot: int) -> None:
+        """Waits for a word from a worker that has told of a death, its kernel's or its reference's.
+
+        A worker that goes down, with its node perhaps, ends its children first: then it has killed them, not they
+        themselves.
+
+        Raises:
+            RayError: It has gone.
+        """
+        await asyncio.wait_for(_answer(self._workers[slot].core.remote()), _PROBE_TIMEOUT_S)
+
     def _replace(self, slot: int) -> None:
         self.statistics.workers_lost += 1
         self._metrics.note_lost()
@@ -239,29 +274,66 @@ class ProfilerPool:
         ray.kill(self._workers[slot])
         self._prepare(self._bring_back(slot))
 
+    async def _introduce(self, slot: int) -> None:
+        """Waits until a slot's worker is ready and asks what it owns and where."""
+        worker, shown = self._workers[slot], self._slots[slot]
+        shown.core, shown.node = await asyncio.gather(_answer(worker.core.remote()), _answer(worker.node.remote()))
+
     async def _admit(self, slot: int, ready: asyncio.Future[Any]) -> None:
         """Opens a slot once its first worker is ready."""
+        opened = self._slots[slot]
         try:
-            self._slots[slot].core = await ready
+            await ready
         except RayError:
-            await self._bring_back(slot)
-        else:
+            if opened is self._slots[slot]:
+                await self._bring_back(slot)
+            return
+        if opened.is_open:
             self._offer(slot)
 
     async def _follow(self, places: Callable[[], int]) -> None:
         """Opens slots as nodes join; those of nodes that left are closed when their workers are missed."""
         while True:
             await asyncio.sleep(_FOLLOW_S)
-            wanted = await asyncio.to_thread(places)
-            gone = [number for number, slot in self._slots.items() if slot.state is SlotState.GONE]
-            fresh = itertools.count(len(self._slots))
-            for _ in range(wanted - self._open_slots()):
-                number = gone.pop(0) if gone else next(fresh)
-                self._slots[number] = Slot(number)
-                self._prepare(self._bring_back(number))
+            self._open(await asyncio.to_thread(places) - self._open_slots())
+
+    async def _follow_demand(self, demand: SlotDemand) -> None:
+        """Opens slots for evaluations that wait, and gives back what none has needed for a while."""
+        while True:
+            slots = Counter(slot.state for slot in self._slots.values())
+            keep = demand.note(self._waiting + slots[SlotState.BUSY], time.monotonic())
+            # A core that rests or is retired still has its place, but is of no use.
+            useful = self._open_slots() - slots[SlotState.RESTING] - slots[SlotState.RETIRED]
+            self._open(min(keep - useful, demand.most - self._open_slots()))
+            self._give_back(useful - keep)
+            await asyncio.sleep(_FOLLOW_S)
+
+    def _open(self, count: int) -> None:
+        gone = [number for number, slot in self._slots.items() if slot.state is SlotState.GONE]
+        fresh = itertools.count(len(self._slots))
+        for _ in range(count):
+            number = gone.pop(0) if gone else next(fresh)
+            self._slots[number] = Slot(number)
+            self._prepare(self._bring_back(number))
+
+    def _give_back(self, surplus: int) -> None:
+        """Closes slots that have no worker yet, then those of whole nodes."""
+        starting = [number for number, slot in self._slots.items() if slot.state is SlotState.STARTING]
+        chosen = starting[: max(0, surplus)]
+        idle: dict[str, list[int]] = {}
+        in_use: Counter[str] = Counter()
+        for number, slot in self._slots.items():
+            if slot.state is SlotState.IDLE:
+                idle.setdefault(slot.node, []).append(number)
+            elif slot.is_open:
+                in_use[slot.node] += 1
+        for number in chosen + dispensable(idle, in_use, surplus - len(chosen)):
+            self._idle.withdraw(number)
+            self._show(number, SlotState.GONE, "given back: nothing needed it")
+            ray.kill(self._workers[number])
 
     def _open_slots(self) -> int:
-        return sum(slot.state is not SlotState.GONE for slot in self._slots.values())
+        return sum(slot.is_open for slot in self._slots.values())
 
     async def _has_left(self) -> bool:
         """Whether the cluster has fewer places than the pool has slots, so that a lost worker's node has left."""
@@ -270,20 +342,22 @@ class ProfilerPool:
     async def _bring_back(self, slot: int) -> None:
         """Starts workers for a slot until one is ready; a node that is going down may take several with it."""
         delay_s = 0.1
-        while True:
+        opened = self._slots[slot]
+        while opened is self._slots[slot] and opened.is_open:
             if await self._has_left():
                 self._show(slot, SlotState.GONE, "its node left the cluster")
                 return
             self._show(slot, SlotState.STARTING)
             self._workers[slot] = self._start_worker(slot)
             try:
-                self._slots[slot].core = await _answer(self._workers[slot].core.remote())
+                await self._introduce(slot)
             except RayError:
                 await asyncio.sleep(delay_s)
                 delay_s = min(delay_s * 2, 30.0)
-            else:
+                continue
+            if opened.is_open:
                 await self._look_after(slot)
-                return
+            return
 
     async def _look_after(self, slot: int) -> None:
         """Offers a slot again once its core computes a known kernel; retires it if that does not come."""
@@ -306,7 +380,8 @@ class ProfilerPool:
                 await asyncio.sleep(self._rest_s * 2**rest)
         self._show(slot, SlotState.RETIRED, fault)
         _LOG.error("slot=%d core=%s state=retired reason=%s", slot, self._slots[slot].core, fault)
-        if all(each.state in (SlotState.RETIRED, SlotState.GONE) for each in self._slots.values()):
+        useless = all(each.state in (SlotState.RETIRED, SlotState.GONE) for each in self._slots.values())
+        if useless and (self._demand is None or self._open_slots() >= self._demand.most):
             self._all_retired.set()
 
     def _offer(self, slot: int) -> None:
@@ -353,3 +428,18 @@ class ProfilerPool:
 
 async def _answer(reference: Any) -> Any:
     return await reference
+
+
+async def _nodes_that_stayed(nodes: Sequence[str]) -> list[str]:
+    """Leaves out nodes that the cluster has lost: they took their workers along, whatever these evaluated.
+
+    Ray takes a while to notice a loss. Of this process's own node there is no doubt.
+    """
+    here = ray.get_runtime_context().get_node_id()
+    deadline = time.monotonic() + _NODE_LOSS_S
+    while True:
+        alive = {node["NodeID"] for node in await asyncio.to_thread(ray.nodes) if node["Alive"]}
+        stayed = [node for node in nodes if node in alive]
+        if len(stayed) < len(nodes) or set(nodes) == {here} or time.monotonic() > deadline:
+            return stayed
+        await asyncio.sleep(1.0)

@@ -39,6 +39,7 @@ class Slot:
         state: What it is doing.
         detail: The evaluation it is busy with, or why it rests or was retired.
         evaluated: Evaluations that ended on it.
+        node: Ray node of its worker, once that is known.
     """
 
     number: int
@@ -46,6 +47,12 @@ class Slot:
     state: SlotState = SlotState.STARTING
     detail: str = ""
     evaluated: int = 0
+    node: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has a worker, or is to have one."""
+        return self.state is not SlotState.GONE
 
 
 @dataclass(frozen=True)

@@ -49,12 +49,18 @@ class Profiler:
                 f"{CORES_VARIABLE} is not set in the profiler's process: it would take every core of this machine; "
                 f"start it with the Ray resource {NEURON_RESOURCE}: 1"
             )
-        self._core = f"core {cores}" if needs_core else f"slot {slot}"
+        self._node = str(ray.get_runtime_context().get_node_id())
+        # Every node has a core 0.
+        self._core = f"core {cores} of {self._node[-8:]}" if needs_core else f"slot {slot}"
         self._evaluate = make_evaluator()
 
     def core(self) -> str:
         """What this worker owns; answered once it is ready."""
         return self._core
+
+    def node(self) -> str:
+        """Id of the Ray node where this worker is."""
+        return self._node
 
     def check_health(self) -> str:
         """What is wrong with the core, as its evaluator finds by a known kernel; nothing if all is well."""

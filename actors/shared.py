@@ -14,10 +14,11 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
+from accelopt_ray.elasticity import SlotDemand
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import UserError
 from actors.pool import ProfilerPool
-from actors.pool_state import PoolStatistics, PoolStatus
+from actors.pool_state import PoolStatus
 from actors.pools import findable
 from actors.profiler import Compiled, DeviceEvaluator, EvaluatorFactory, device_evaluator, start_profiler
 
@@ -43,39 +44,45 @@ class Shared:
 class PoolHost:
     """An asynchronous Ray actor around a :class:`~actors.pool.ProfilerPool` that outlives the runs."""
 
-    def __init__(self, make_evaluator: EvaluatorFactory, needs_core: bool, slots: int) -> None:
-        """Starts the profilers; those for which there is no place yet are what the autoscaler sees as demand.
+    def __init__(
+        self, make_evaluator: EvaluatorFactory, needs_core: bool, slots: int, first_slots: int, keep_s: float
+    ) -> None:
+        """Prepares; no profiler is started before a run asks for it.
+
+        A profiler for which there is no place yet is what the autoscaler sees as demand. So their number follows the
+        evaluations that wait, and nodes that none has needed for a while are left.
 
         Args:
             make_evaluator: Evaluates.
             needs_core: Whether each profiler takes a NeuronCore; otherwise a CPU.
-            slots: Number of profilers.
+            slots: Profilers at most.
+            first_slots: Profilers to begin with.
+            keep_s: Seconds that nothing needs a profiler before it is ended.
         """
-        start = partial(start_profiler, make_evaluator, needs_core)
-        self._pool = ProfilerPool([start(slot) for slot in range(slots)], start)
+        self._start_worker = partial(start_profiler, make_evaluator, needs_core)
+        self._first_slots = first_slots
+        self._demand = SlotDemand(slots, keep_s)
+        self._pool: ProfilerPool | None = None
         self._started: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Returns once one profiler is ready; may be called by every run."""
         if self._started is None:
+            workers = [self._start_worker(slot) for slot in range(self._first_slots)]
+            self._pool = ProfilerPool(workers, self._start_worker, demand=self._demand)
             self._started = asyncio.get_running_loop().create_task(self._pool.start())
         await asyncio.shield(self._started)
 
     async def evaluate(self, job: EvaluationJob, claimant: str) -> EvaluationResult:
         """Evaluates; claimants who wait take turns."""
+        if self._pool is None:
+            await self.start()
+        assert self._pool is not None
         return await self._pool.evaluate(job, claimant)
 
-    async def statistics(self) -> PoolStatistics:
-        """Counts since the start."""
-        return self._pool.statistics
-
-    async def pool_status(self) -> PoolStatus:
-        """What the pool is doing."""
-        return self._pool.status()
-
-    async def close(self) -> None:
-        """Ends the profilers, so that the autoscaler takes their nodes away."""
-        await self._pool.close()
+    async def pool_status(self) -> PoolStatus | None:
+        """What the pool is doing; None before the first run has asked for it."""
+        return None if self._pool is None else self._pool.status()
 
 
 class SharedPool:
@@ -112,20 +119,27 @@ class SharedPool:
         """Leaves the pool to the other runs."""
 
 
-def start_pool(devices: Sequence[str], slots: int, make_evaluator: EvaluatorFactory | None = None) -> Any:
+def start_pool(
+    devices: Sequence[str],
+    slots: int,
+    first_slots: int,
+    keep_s: float,
+    make_evaluator: EvaluatorFactory | None = None,
+) -> Any:
     """Starts a pool for devices of one kind beside the caller and returns its handle at once.
 
     Args:
         devices: Simulated devices, or ``neuron`` alone.
-        slots: Evaluations at once.
+        slots: Evaluations at once, at most.
+        first_slots: Profilers to begin with.
+        keep_s: Seconds that nothing needs a profiler before it is ended.
         make_evaluator: Evaluates instead of the devices.
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "scheduling_strategy": here, "max_concurrency": _CONCURRENT_CALLS}
     options |= findable(f"shared-{uuid.uuid4().hex[:8]}")
-    return (
-        ray.remote(PoolHost).options(**options).remote(make_evaluator or AnyDeviceEvaluator, "neuron" in devices, slots)
-    )
+    evaluator, needs_core = make_evaluator or AnyDeviceEvaluator, "neuron" in devices
+    return ray.remote(PoolHost).options(**options).remote(evaluator, needs_core, slots, first_slots, keep_s)
 
 
 class AnyDeviceEvaluator:

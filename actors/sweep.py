@@ -178,9 +178,11 @@ class SweepSession:
                     "sweep file"
                 )
             if slots > offered:
-                self._say(f"{slots} slots asked for, {offered} {what} there: the cluster is to grow, or fewer will do")
+                self._say(f"up to {slots} slots, {offered} {what} there: the cluster is to grow, or fewer will do")
             devices = sorted({run.config.device for run in runs if _kind(run) == kind})
-            pools[kind] = start_pool(devices, slots, self._make_evaluator)
+            # The first ones go where there is room; further ones come with the evaluations that wait for them.
+            first = min(slots, max(1, offered))
+            pools[kind] = start_pool(devices, slots, first, self._sweep.keep_slots_s, self._make_evaluator)
         return pools
 
     @contextmanager

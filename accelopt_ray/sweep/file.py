@@ -66,6 +66,7 @@ class Scale(_Section):
         variants: Variations that replace the file's, all of them.
         repeats: How often each combination is run, each time with the next seed.
         slots: Evaluations at once, of all runs together; None for one for each CPU or NeuronCore that is there.
+        keep_slots_s: Seconds that nothing needs a slot before it is given back, so that its node can go.
         concurrent_runs: Runs that share the slots at any time.
         budget: For all runs together.
         fleet: Number of nodes by EC2 instance type, for the plan's dollars.
@@ -77,6 +78,7 @@ class Scale(_Section):
     variants: dict[str, dict[str, Any]] | None = None
     repeats: int | None = Field(default=None, ge=1, le=1000)
     slots: int | None = Field(default=None, ge=1, le=100_000)
+    keep_slots_s: float | None = Field(default=None, ge=1.0)
     concurrent_runs: int | None = Field(default=None, ge=1, le=1000)
     budget: Budget | None = None
     fleet: dict[str, int] | None = None
@@ -103,6 +105,7 @@ class SweepFile(_Section):
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     repeats: int = Field(default=1, ge=1, le=1000)
     slots: int | None = Field(default=None, ge=1, le=100_000)
+    keep_slots_s: float = Field(default=300.0, ge=1.0)
     concurrent_runs: int = Field(default=4, ge=1, le=1000)
     budget: Budget = Field(default_factory=Budget)
     fleet: dict[str, int] = Field(default_factory=dict)
@@ -142,7 +145,7 @@ class Sweep:
         scale: Name of the scale; empty where the file has none.
         description: The question that it answers.
         runs: In the order of their start.
-        slots, concurrent_runs, budget, fleet, assume: As in :class:`Scale`.
+        slots, keep_slots_s, concurrent_runs, budget, fleet, assume: As in :class:`Scale`.
     """
 
     name: str
@@ -150,6 +153,7 @@ class Sweep:
     description: str
     runs: tuple[SweepRun, ...]
     slots: int | None
+    keep_slots_s: float
     concurrent_runs: int
     budget: Budget
     fleet: dict[str, int]
@@ -222,6 +226,7 @@ def _expanded(path: Path, file: SweepFile, name: str, scale: Scale) -> Sweep:
         description=file.description,
         runs=runs,
         slots=file.slots if scale.slots is None else scale.slots,
+        keep_slots_s=file.keep_slots_s if scale.keep_slots_s is None else scale.keep_slots_s,
         concurrent_runs=file.concurrent_runs if scale.concurrent_runs is None else scale.concurrent_runs,
         budget=file.budget if scale.budget is None else scale.budget,
         fleet=file.fleet if scale.fleet is None else scale.fleet,

@@ -16,8 +16,9 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 
 from accelopt_ray.devices.faults import DeviceFault  # noqa: E402
 from accelopt_ray.devices.protocol import Limits  # noqa: E402
+from accelopt_ray.elasticity import SlotDemand  # noqa: E402
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef  # noqa: E402
-from accelopt_ray.outcome import EvaluationOutcome  # noqa: E402
+from accelopt_ray.outcome import EvaluationOutcome, UserError  # noqa: E402
 from actors.pool import ProfilerPool  # noqa: E402
 from actors.pool_state import SlotState  # noqa: E402
 from actors.profiler import Evaluator, Profiler, start_profiler  # noqa: E402
@@ -123,6 +124,45 @@ def test_a_job_that_kills_two_workers_is_marked_so_and_gets_no_third(notes: str)
     assert [line.split()[0] for line in Path(notes).read_text().splitlines()].count("killer") == 2
 
 
+def test_a_kernel_is_not_to_blame_for_the_loss_of_nodes(notes: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ray, "nodes", list)  # not one is left
+    results, pool = evaluate_all(notes, [job("victim", "die 3")], slots=1)
+    assert results[0].correct
+    assert pool.statistics.workers_lost == 3
+
+
+class GoingDown(Profiler):
+    """Ends after its first evaluation, whose failure it has put down to the user, having killed its child itself."""
+
+    def evaluate(self, job: EvaluationJob, compiled: object = None) -> EvaluationResult:
+        notes = Path(job.source)
+        self._ending = not notes.read_text()
+        notes.write_text("was here")
+        if self._ending:
+            raise UserError("the reference ended by SIGKILL")
+        return EvaluationResult(job.evaluation_id, EvaluationOutcome.CORRECT)
+
+    def core(self) -> str:
+        if getattr(self, "_ending", False):
+            os._exit(1)
+        return super().core()
+
+
+def test_the_last_words_of_a_worker_that_goes_down_are_no_verdict(notes: str):
+    async def scenario() -> EvaluationResult:
+        def start(slot: int) -> object:
+            return ray.remote(GoingDown).options(num_cpus=0).remote(partial(scripted, notes), False, slot)
+
+        pool = ProfilerPool([start(0)], start)
+        try:
+            await pool.start()
+            return await pool.evaluate(job("e", notes))
+        finally:
+            await pool.close()
+
+    assert asyncio.run(scenario()).correct
+
+
 def test_a_fault_of_the_harness_is_reported_with_its_text_and_keeps_the_worker(notes: str):
     results, pool = evaluate_all(notes, [job("e", "raise")], slots=1)
     assert (results[0].outcome, results[0].reason) == (EvaluationOutcome.CRASHED, "worker_lost")
@@ -143,7 +183,8 @@ def test_a_profiler_without_a_core_refuses_to_start(monkeypatch: pytest.MonkeyPa
     with pytest.raises(RuntimeError, match="NEURON_RT_VISIBLE_CORES is not set"):
         Profiler(partial(scripted, notes), needs_core=True, slot=0)
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
-    assert Profiler(partial(scripted, notes), needs_core=True, slot=0).core() == "core 3"
+    node = ray.get_runtime_context().get_node_id()
+    assert Profiler(partial(scripted, notes), needs_core=True, slot=0).core() == f"core 3 of {node[-8:]}"
 
 
 def test_a_pool_whose_workers_cannot_start_says_why():
@@ -224,3 +265,34 @@ def test_the_pool_grows_with_the_cluster_and_shrinks_when_workers_are_missed(
     results, found = asyncio.run(scenario())
     assert all(result.correct for result in results)
     assert found[0] == "2" and sorted(found[1:]) == ["gone", "idle"]
+
+
+def test_a_pool_opens_slots_as_they_are_wanted_and_gives_them_back(notes: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("actors.pool._FOLLOW_S", 0.05)
+
+    async def scenario() -> list[int]:
+        start = partial(start_profiler, partial(scripted, notes), False)
+        pool = ProfilerPool([start(0)], start, demand=SlotDemand(most=2, keep_s=1.0))
+
+        def usable() -> int:
+            return sum(slot.state in (SlotState.IDLE, SlotState.BUSY) for slot in pool.status().slots)
+
+        async def until(count: int) -> int:
+            while usable() != count:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+            return usable()
+
+        try:
+            await pool.start()
+            found = [await until(1)]
+            working = [asyncio.ensure_future(pool.evaluate(job(f"e{each}", "sleep 3"))) for each in range(3)]
+            found.append(await until(2))
+            results = await asyncio.gather(*working)
+            found.append(await until(0))
+            results.append(await pool.evaluate(job("later", "pass")))
+            assert all(result.correct for result in results)
+            return found
+        finally:
+            await pool.close()
+
+    assert asyncio.run(asyncio.wait_for(scenario(), 120)) == [1, 2, 0]

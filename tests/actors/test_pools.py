@@ -26,14 +26,13 @@ def incorrect() -> Evaluator:
 @pytest.mark.ray
 @pytest.mark.usefixtures("cluster")
 def test_a_pool_is_found_while_it_lives_and_tells_what_it_did():
-    holder = start_pool(["sim-trn1"], 1, incorrect)
+    holder = start_pool(["sim-trn1"], 1, 1, 60.0, incorrect)
     ray.get(holder.start.remote())
     job = EvaluationJob("e", TaskRef("silu"), "", "sim-trn1", "published")
     ray.get(holder.evaluate.remote(job, "someone"))
     (status,) = [pool for name, pool in find_pools().items() if name.startswith("shared-")]
     assert status.evaluated == 1 and status.outcomes == {"incorrect": 1}
     assert (status.slots[0].state, status.slots[0].core, status.slots[0].evaluated) == (SlotState.IDLE, "slot 0", 1)
-    ray.get(holder.close.remote())
     ray.kill(holder)
     assert not find_pools()
 
