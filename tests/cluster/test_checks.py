@@ -145,8 +145,8 @@ def _cluster(max_workers: int, workers: list[tuple[str, int, int]]) -> ClusterFi
 
 def test_the_bill_fills_the_places_with_the_dearest_nodes() -> None:
     bill = hourly_bill(_cluster(3, [("trn1.2xlarge", 1, 4), ("trn1.32xlarge", 0, 1)]), catalogue())
-    assert bill.minimum_usd_per_hour == pytest.approx(0.4032 + 1.344)
-    assert bill.maximum_usd_per_hour == pytest.approx(0.4032 + 2 * 1.344 + 21.50)
+    assert bill.minimum_usd_per_hour == pytest.approx(0.4032 + 1.34375)
+    assert bill.maximum_usd_per_hour == pytest.approx(0.4032 + 2 * 1.34375 + 21.50)
 
 
 def test_a_price_of_ones_own_replaces_a_missing_one() -> None:

@@ -87,7 +87,7 @@ def test_dollars_are_tokens_times_prices_plus_node_hours(tmp_path: Path) -> None
     found = estimate(sweep, 1)
     assert found.model_usd == pytest.approx(found.demand.calls * (1000 * 1.0 + 100 * 10.0) / 1e6)
     assert found.hours == pytest.approx(found.demand.evaluations)
-    assert found.fleet_usd == pytest.approx(found.hours * 2 * 1.344)
+    assert found.fleet_usd == pytest.approx(found.hours * 2 * 1.34375)
     assert found.unpriced == ("trn2.48xlarge",)
 
 
