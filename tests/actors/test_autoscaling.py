@@ -1,15 +1,17 @@
-"""A sweep on a local cluster that grows and shrinks: real Ray nodes of fake types, one of them killed on the way."""
+"""A sweep as a job of a local cluster that grows and shrinks: real Ray nodes of fake types, one killed on the way.
+
+Everything is what a user would run, but three things that this machine lacks: nodes are further Ray processes here, the
+toolchain on the Trainium nodes is the stand-in, and the `vllm` command on the GPU node serves the offline rewriter.
+"""
 
 from __future__ import annotations
 
+import csv
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +21,30 @@ import yaml
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 
-from scripted_endpoint import scripted_endpoint  # noqa: E402
+from heads import OBJECT_STORE_BYTES, Head, accelopt, copied_checkout, free_port, job_id, started_head  # noqa: E402
 
-from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult  # noqa: E402
-from accelopt_ray.outcome import EvaluationOutcome  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
+
+from standin_toolchain import StandinToolchain, lay_out  # noqa: E402
+
 from accelopt_ray.sweep.file import load_sweep  # noqa: E402
-from accelopt_ray.sweep.folder import RunStatus, SweepFolder  # noqa: E402
+from accelopt_ray.sweep.folder import SUMMARY_NAME, RunStatus, SweepFolder  # noqa: E402
 from accelopt_ray.trajectory import read_table  # noqa: E402
 from actors.cluster import connected  # noqa: E402
-from actors.profiler import Evaluator  # noqa: E402
-from actors.sweep import SweepSession  # noqa: E402
+from actors.pools import find_pools  # noqa: E402
 
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 
 CORES_PER_NODE = 2
 MOST_NODES = 3
-OBJECT_STORE_BYTES = 80 << 20
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+PATIENCE_S = 240.0
 
 
 def cluster_config(gcs_address: str, v2: bool) -> dict[str, Any]:
     """An autoscaler configuration whose provider starts further Ray nodes on this machine."""
     provider: dict[str, Any] = {
         "type": "external",
-        "module": "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider",
+        "module": "separate_nodes.SeparateNodesProvider",
         "use_node_id_as_ip": True,
         "disable_node_updaters": True,
         "disable_launch_config_check": True,
@@ -67,7 +61,7 @@ def cluster_config(gcs_address: str, v2: bool) -> dict[str, Any]:
 
     lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     return {
-        "cluster_name": "local", "provider": provider, "max_workers": MOST_NODES + 1, "idle_timeout_minutes": 0.1,
+        "cluster_name": "local", "provider": provider, "max_workers": MOST_NODES + 1, "idle_timeout_minutes": 0.05,
         "upscaling_speed": 10.0, "head_node_type": "ray.head.default", "auth": {}, "docker": {}, "file_mounts": {},
         "cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": [], "rsync_filter": [],
         "available_node_types": {
@@ -79,22 +73,22 @@ def cluster_config(gcs_address: str, v2: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.fixture
+def toolchain(tmp_path: Path) -> StandinToolchain:
+    return lay_out("a", tmp_path / "toolchain")
+
+
 @pytest.fixture(params=["v1", "v2"])
-def autoscaling(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A head without work on ports of its own, and its autoscaler; ended process by process."""
+def head(request: pytest.FixtureRequest, tmp_path: Path, toolchain: StandinToolchain) -> Iterator[Head]:
+    """A head without work whose autoscaler, of either version, starts nodes that have the stand-in toolchain."""
     port = free_port()
-    address = f"127.0.0.1:{port}"
     config = tmp_path / "cluster.json"
-    config.write_text(json.dumps(cluster_config(address, request.param == "v2")))
-    options = {
-        "port": port, "dashboard-port": free_port(), "dashboard-agent-listen-port": free_port(),
-        "metrics-export-port": free_port(), "ray-client-server-port": free_port(), "num-cpus": 0,
-        "object-store-memory": OBJECT_STORE_BYTES, "autoscaling-config": config, "node-ip-address": "127.0.0.1",
-    }  # fmt: skip
+    config.write_text(json.dumps(cluster_config(f"127.0.0.1:{port}", request.param == "v2")))
     environment = {
-        **os.environ, "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1",
-        "RAY_memory_monitor_refresh_ms": "0", "RAY_health_check_period_ms": "500",
-        "RAY_health_check_failure_threshold": "3",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_health_check_period_ms": "500",
+        "RAY_health_check_failure_threshold": "3", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1",
+        "PYTHONPATH": os.pathsep.join([str(toolchain.folder), str(Path(__file__).parent)]),
+        "PATH": os.pathsep.join([str(toolchain.folder), os.environ["PATH"]]),
     }  # fmt: skip
     if request.param == "v2":
         from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
@@ -103,52 +97,51 @@ def autoscaling(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
             "RAY_enable_autoscaler_v2": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID,
             "RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID,
         }  # fmt: skip
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    log = tmp_path / "head.log"
-    with log.open("wb") as stream:
-        head = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
-    monkeypatch.setenv("RAY_ADDRESS", address)
-    try:
-        deadline = time.monotonic() + 120
-        while b"Ray runtime started" not in log.read_bytes():
-            assert time.monotonic() < deadline and head.poll() is None, log.read_text()
-            time.sleep(0.5)
-        yield address
-    finally:
-        family = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
-        head.send_signal(signal.SIGTERM)
-        for process in psutil.wait_procs(family, timeout=20)[1]:
-            process.kill()
+    options = {"autoscaling-config": config}
+    with started_head(tmp_path, cpus=0, port=port, environment=environment, **options) as started:
+        yield started
 
 
-def slow_scripted_device() -> Evaluator:
-    """Takes a moment, and names the node and the core that it was given."""
-    node = ray.get_runtime_context().get_node_id()
-    cores = os.environ["NEURON_RT_VISIBLE_CORES"]
-
-    def evaluate(job: EvaluationJob) -> EvaluationResult:
-        time.sleep(0.5)
-        return EvaluationResult(
-            job.evaluation_id, EvaluationOutcome.CORRECT, device="neuron", check=job.check, latency_ms=5.0,
-            core=f"{node}/{cores}",
-        )  # fmt: skip
-
-    return evaluate
+def model_command(folder: Path, gate: Path) -> Path:
+    """A `vllm` command that serves the offline rewriter, once the gate's file is there."""
+    path = folder / "vllm"
+    # $6 and $8: vllm serve SOURCE --served-model-name NAME --host HOST --port PORT ...
+    path.write_text(
+        f'#!/bin/sh\nuntil [ -e "{gate}" ]; do sleep 0.2; done\n'
+        f'exec "{sys.executable}" -m accelopt_ray serve-rewriter --host "$6" --port "$8"\n'
+    )
+    path.chmod(0o755)
+    return path
 
 
-def model(system: str, user: str) -> str:
-    return f"Plan {len(user)}.\n\n```python\nX = {time.monotonic_ns()}\n\ndef kernel(x):\n    return x\n```\n"
+def sweep_content(model: Path) -> Mapping[str, Any]:
+    hosted = {"source": "none", "executable": str(model), "gpus_per_replica": 1, "cpus_per_replica": 0}
+    base = {
+        "task": "silu", "shape": {"M": 128, "N": 1024}, "device": "neuron",
+        "search": {"iterations": 1, "beam_width": 1, "plans_per_candidate": 1, "attempts_per_plan": 1},
+        "evaluation": {"timeout_s": 600},
+        "models": {"default": {"hosted": "offline-rewriter"}}, "hosted": {"offline-rewriter": hosted},
+        "hosting": "process",
+    }  # fmt: skip
+    cores = CORES_PER_NODE * MOST_NODES
+    return {
+        "name": "scaled", "base": base, "grid": {"seed": list(range(cores))}, "slots": cores, "concurrent_runs": cores
+    }  # fmt: skip
 
 
-def alive_nodes() -> list[dict[str, Any]]:
-    return [node for node in ray.nodes() if node["Alive"]]
+def alive_nodes(resource: str = "") -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"] and (not resource or node["Resources"].get(resource))]
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    deadline = time.monotonic() + seconds
+def ready_cores() -> set[str]:
+    """Names of the cores whose profilers are ready, over all pools of the cluster."""
+    return {slot.core for pool in find_pools().values() for slot in pool.slots if slot.core}
+
+
+def wait_for(condition: Callable[[], object], what: str, told: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
-        assert time.monotonic() < deadline, [(node["Resources"], node["Alive"]) for node in ray.nodes()]
+        assert time.monotonic() < deadline, f"{what}: {alive_nodes()}\n{told()}"
         time.sleep(0.5)
 
 
@@ -164,64 +157,53 @@ def kill_node(node: dict[str, Any]) -> None:
     raylet.kill()
 
 
-def test_a_sweep_scales_up_from_zero_survives_a_lost_node_and_scales_down(autoscaling: str, tmp_path: Path) -> None:
-    folder, said = SweepFolder(tmp_path / "out"), list[str]()
-    seen: set[str] = set()
-    killed: list[str] = []
-    most_trn_nodes = 0
+def test_a_submitted_sweep_scales_from_zero_survives_a_lost_node_and_scales_to_zero(
+    head: Head, toolchain: StandinToolchain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate, output = tmp_path / "model-may-come-up", tmp_path / "out"
+    checkout = copied_checkout(tmp_path / "checkout")
+    file = checkout / "sweep.yaml"
+    file.write_text(yaml.safe_dump(sweep_content(model_command(tmp_path, gate))), encoding="utf-8")
+    runs, folder = load_sweep(file).runs, SweepFolder(output)
+    monkeypatch.setenv("RAY_ADDRESS", head.gcs_address)
+    with connected() as cluster:
+        assert (cluster.cpus, cluster.neuron_cores, len(alive_nodes())) == (0, 0, 1)
+        submitted = accelopt(
+            "submit", str(file), "--working-dir", str(checkout), "--output", str(output), "--address", head.dashboard,
+            "--no-wait",
+        )  # fmt: skip
+        assert submitted.returncode == 0, submitted.stderr
+        job = (job_id(submitted.stdout), "--address", head.dashboard)
 
-    def watch(text: str) -> None:
-        said.append(text)
+        def told() -> str:
+            return accelopt("logs", *job).stdout
 
-    with scripted_endpoint(model) as base_url, connected() as cluster:
-        assert (cluster.neuron_cores, len(alive_nodes())) == (0, 1)
-        sizes = {"iterations": 3, "beam_width": 2, "plans_per_candidate": 6, "attempts_per_plan": 2}
-        base = {
-            "task": "silu", "shape": {"M": 128, "N": 1024}, "device": "neuron",
-            "search": {**sizes, "use_memory": False},
-            "models": {"default": {"base_url": base_url, "model": "scripted"}},
-        }  # fmt: skip
-        content = {"name": "x", "base": base, "grid": {"seed": [0, 1, 2]}, "slots": CORES_PER_NODE * MOST_NODES}
-        path = tmp_path / "sweep.yaml"
-        path.write_text(yaml.safe_dump({**content, "concurrent_runs": 2}), encoding="utf-8")
-        sweep = load_sweep(path)
-        folder.claim(sweep)
+        # A node for the model; none is paid for to profile what there is not yet.
+        wait_for(lambda: alive_nodes("GPU"), "no GPU node", told)
+        assert len(alive_nodes()) == 2
+        # Every run's baseline waits for a core: as many nodes as may be.
+        toolchain.behave(toolchain="waits")
+        gate.touch()
+        wait_for(lambda: len(ready_cores()) == CORES_PER_NODE * MOST_NODES, "too few profilers", told)
+        nodes = alive_nodes("neuron_cores")
+        assert len(nodes) == MOST_NODES
+        assert ready_cores() == {
+            f"core {core} of {node['NodeID'][-8:]}" for node in nodes for core in range(CORES_PER_NODE)
+        }
 
-        @ray.remote(num_gpus=1, num_cpus=0)
-        class ModelHost:
-            """Stands for a model server, for which a GPU node must come up."""
+        toolchain.behave(toolchain="")
+        wait_for(lambda: any(output.glob("*/trajectory/results/*/part-*")), "nothing is evaluated", told)
+        kill_node(nodes[-1])
+        accelopt("logs", *job, "--follow")
+        assert accelopt("status", *job).stdout.startswith("SUCCEEDED"), told()
+        wait_for(lambda: len(alive_nodes()) == 1, "nodes are left", told)
 
-            def ready(self) -> bool:
-                return True
-
-        host = ModelHost.remote()
-
-        class Watching(SweepSession):
-            """Kills a node once all are up."""
-
-            def _ended(self) -> list[Any]:
-                nonlocal most_trn_nodes
-                trn = [node for node in alive_nodes() if node["Resources"].get("neuron_cores")]
-                seen.update(node["NodeID"] for node in trn)
-                most_trn_nodes = max(most_trn_nodes, len(trn))
-                if len(trn) == MOST_NODES and not killed:
-                    victim = trn[-1]
-                    killed.append(victim["NodeID"])
-                    kill_node(victim)
-                return super()._ended()
-
-        Watching(sweep, sweep.runs, folder, cluster, watch, make_evaluator=slow_scripted_device).run()
-        assert ray.get(host.ready.remote(), timeout=60)
-        del host
-        states = folder.states(sweep.runs)
-        assert [state.status if state else None for state in states] == [RunStatus.FINISHED] * 3, said
-        rows = [row for run in sweep.runs for row in read_table(folder.path / run.name, "evaluations").to_pylist()]
-        assert len(rows) == sum(each.evaluations for state in states if state for each in state.outcomes)
-        assert {row["outcome"] for row in rows} == {"correct"}
-        cores = {row["core"] for row in rows}
-        assert all(core.rpartition("/")[2] in {"0", "1"} for core in cores), cores
-        assert killed
-        assert most_trn_nodes == MOST_NODES
-        assert seen >= {core.partition("/")[0] for core in cores}
-        # Down to the head alone, both kinds of nodes.
-        wait_for(lambda: len(alive_nodes()) == 1)
+    states = folder.states(runs)
+    assert [state.status if state else None for state in states] == [RunStatus.FINISHED] * len(runs)
+    rows = [row for run in runs for row in read_table(output / run.name, "evaluations").to_pylist()]
+    assert len(rows) == sum(each.evaluations for state in states if state for each in state.outcomes)
+    assert {row["outcome"] for row in rows} <= {"correct", "duplicate"}, rows
+    cores = {row["core"] for row in rows if row["core"]}
+    assert {core.partition(" of ")[0] for core in cores} <= {f"core {number}" for number in range(CORES_PER_NODE)}
+    with (output / SUMMARY_NAME).open(encoding="utf-8") as stream:
+        assert [row["run_status"] for row in csv.DictReader(stream)] == ["finished"] * len(runs)

@@ -2,87 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from heads import Head, accelopt, copied_checkout, job_id, started_head
+
 from accelopt_ray.outcome import UserError
+from accelopt_ray.sweep.file import load_sweep
 from accelopt_ray.sweep.folder import RunStatus, SweepFolder
+from accelopt_ray.trajectory import read_table
 from actors.jobs import Jobs
 
-ROOT = Path(__file__).parents[2]
 SWEEP = Path("experiments", "beam-only.yaml")
 RUNS = ("beam-only", "beam-only-published-rule")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A head with its dashboard, on ports of its own; not ended by `ray stop`, which would end every Ray here."""
-    port = free_port()
-    options = {
-        "port": free_port(),
-        "dashboard-port": port,
-        "dashboard-agent-listen-port": free_port(),
-        "metrics-export-port": free_port(),
-        "ray-client-server-port": free_port(),
-        "num-cpus": 2,
-        "object-store-memory": 200 << 20,
-    }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--disable-usage-stats"]
-    command += [f"--{name}={value}" for name, value in options.items()]
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "RAY_memory_monitor_refresh_ms": "0",
-    }
-    log = tmp_path_factory.mktemp("head") / "log"
-    with log.open("wb") as stream:
-        head = subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"{address}/api/version", timeout=5).close()
-                break
-            except (urllib.error.URLError, OSError):
-                assert time.monotonic() < deadline and head.poll() is None, log.read_text()
-                time.sleep(1)
-        yield address
-    finally:
-        head.send_signal(signal.SIGTERM)
-        try:
-            head.wait(60)
-        finally:
-            if head.poll() is None:
-                os.killpg(head.pid, signal.SIGKILL)
+def head(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Head]:
+    with started_head(tmp_path_factory.mktemp("head"), cpus=2) as started:
+        yield started
 
 
-def accelopt(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelopt_ray", "sweep", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=600)
-
-
-def job_id(output: str) -> str:
-    return output.split()[1]
+def wait_for(condition: Callable[[], object], told: Callable[[], str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.2)
 
 
 @pytest.mark.ray
@@ -94,38 +46,81 @@ def test_a_cluster_that_does_not_answer_is_one_line() -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_sweep_is_submitted_once_and_resumed_after_a_stop(address: str, tmp_path: Path) -> None:
-    output = str(tmp_path / "out")
-    submit = ("submit", str(SWEEP), "--output", output, "--address", address)
+def test_a_sweep_is_submitted_once_and_resumed_after_a_stop(head: Head, tmp_path: Path) -> None:
+    output, address = str(tmp_path / "out"), ("--address", head.dashboard)
+    submit = ("submit", str(SWEEP), "--output", output, *address)
     first = accelopt(*submit, "--no-wait")
     assert first.returncode == 0, first.stderr
+    job = job_id(first.stdout)
+
+    def told() -> str:
+        return accelopt("logs", job, *address).stdout
+
     twice = accelopt(*submit, "--no-wait")
-    told = [accelopt(name, job_id(first.stdout), "--address", address).stdout for name in ("status", "logs")]
-    assert job_id(first.stdout) == job_id(twice.stdout), told
+    assert job == job_id(twice.stdout), told()
     assert "is there already" in twice.stdout
 
     # Stopped in the middle of it, its runs are left to be taken up.
     folder = SweepFolder(Path(output))
-    deadline = time.monotonic() + 300
-    while not any(folder.state(name) for name in RUNS):
-        assert time.monotonic() < deadline, accelopt("logs", job_id(first.stdout), "--address", address).stdout
-        time.sleep(0.5)
-    stopped = accelopt("stop", job_id(first.stdout), "--address", address)
-    assert "is stopping" in stopped.stdout
-    while "STOPPED" not in accelopt("status", job_id(first.stdout), "--address", address).stdout:
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    wait_for(lambda: any(folder.state(name) for name in RUNS), told)
+    assert "is stopping" in accelopt("stop", job, *address).stdout
+    wait_for(lambda: "STOPPED" in accelopt("status", job, *address).stdout, told)
 
     again = accelopt(*submit)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert job_id(again.stdout) == f"{job_id(first.stdout)}-2"
+    assert job_id(again.stdout) == f"{job}-2"
     assert "SUCCEEDED" in again.stdout
     states = [folder.state(name) for name in RUNS]
     assert [state.status for state in states if state] == [RunStatus.FINISHED, RunStatus.FINISHED]
 
     done = accelopt(*submit)
     assert f"job {job_id(again.stdout)} is there already (SUCCEEDED)" in done.stdout
-    assert "2 finished" in accelopt("logs", job_id(again.stdout), "--address", address).stdout
+    assert "2 finished" in accelopt("logs", job_id(again.stdout), *address).stdout
     assert "2 runs: 2 finished" in accelopt("status", output).stdout
-    missing = accelopt("logs", "nobody", "--address", address)
+    missing = accelopt("logs", "nobody", *address)
     assert (missing.returncode, missing.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_sweep_whose_head_is_lost_is_taken_up_by_another(tmp_path: Path) -> None:
+    checkout, output = copied_checkout(tmp_path / "checkout"), tmp_path / "out"
+    file = checkout / "sweep.yaml"
+    search = {"iterations": 2, "beam_width": 1, "plans_per_candidate": 2, "attempts_per_plan": 1}
+    base = {"task": "silu", "shape": {"M": 128, "N": 1024}, "search": search}
+    content = {"name": "headless", "base": base, "grid": {"seed": [0, 1, 2]}, "concurrent_runs": 1}
+    file.write_text(yaml.safe_dump(content), encoding="utf-8")
+    folder, runs = SweepFolder(output), load_sweep(file).runs
+    submit = ("submit", str(file), "--working-dir", str(checkout), "--output", str(output), "--address")
+
+    def calls(name: str) -> list[str]:
+        if not any((output / name / "trajectory").glob("llm_calls/*/part-*")):
+            return []
+        return read_table(output / name, "llm_calls", columns=["call_id"])["call_id"].to_pylist()
+
+    with started_head(tmp_path, cpus=2) as head:
+        submitted = accelopt(*submit, head.dashboard, "--no-wait")
+        assert submitted.returncode == 0, submitted.stderr
+        # The first run has finished and the second has begun to pay.
+        wait_for(
+            lambda: calls("seed1"),
+            lambda: accelopt("logs", job_id(submitted.stdout), "--address", head.dashboard).stdout,
+        )
+        head.kill()
+    before = folder.states(runs)
+    assert [state.status if state else None for state in before] == [RunStatus.FINISHED, RunStatus.RUNNING, None]
+    paid = {name: calls(name) for name in ("seed0", "seed1")}
+
+    # Nothing of the first head is left but the folder.
+    with started_head(tmp_path, cpus=2) as head:
+        again = accelopt(*submit, head.dashboard)
+        assert "SUCCEEDED" in again.stdout, again.stdout + again.stderr
+    states = folder.states(runs)
+    assert [(state.status, state.attempts) for state in states if state] == [
+        (RunStatus.FINISHED, 1), (RunStatus.FINISHED, 2), (RunStatus.FINISHED, 1)
+    ]  # fmt: skip
+    assert states[0] == before[0]
+    assert calls("seed0") == paid["seed0"]
+    assert set(paid["seed1"]) <= set(calls("seed1"))
+    assert len(set(calls("seed1"))) == len(calls("seed1"))

@@ -46,18 +46,24 @@ class StandinToolchain:
         return len(calls.read_text()) if calls.exists() else 0
 
 
-def install(generation: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StandinToolchain:
-    """Installs the stand-in of a generation and makes it this process's toolchain, with core 3."""
+def lay_out(generation: str, folder: Path) -> StandinToolchain:
+    """Puts the stand-in of a generation into a new folder, which belongs in PATH and PYTHONPATH."""
     shutil.copytree(_HERE / f"generation_{generation}", folder)
     for name, source in _TOOLS.items():
         shutil.copy(_HERE / "tools" / source, folder / source)
         program = folder / name
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "{folder / source}" "$@"\n')
         program.chmod(0o755)
+    toolchain = StandinToolchain(folder)
+    toolchain.behave()
+    return toolchain
+
+
+def install(generation: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> StandinToolchain:
+    """Installs the stand-in of a generation and makes it this process's toolchain, with core 3."""
+    toolchain = lay_out(generation, folder)
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("PATH", str(folder), prepend=":")
     monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "3")
     monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn1")
-    toolchain = StandinToolchain(folder)
-    toolchain.behave()
     return toolchain
