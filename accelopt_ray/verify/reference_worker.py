@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -126,7 +126,9 @@ def _build_outputs(task: Task, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _derive_inputs(task: Task, request: dict[str, Any]) -> dict[str, Any]:
-    inputs = _vary(task, _load_inputs(Path(request["inputs"])), request["seed"], request["distribution"])
+    # Mapped, so that what is not changed is copied once; changes stay private to this process.
+    inputs = _load_inputs(Path(request["inputs"]), mmap_mode="c")
+    inputs = _vary(task, inputs, request["seed"], request["distribution"])
     return {"kernel_inputs": _save_values(Path(request["folder"]), "input", task.kernel_inputs(inputs))}
 
 
@@ -172,10 +174,12 @@ def _same_memory(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     )
 
 
-def _load_inputs(folder: Path) -> list[Value]:
+def _load_inputs(folder: Path, mmap_mode: Literal["c"] | None = None) -> list[Value]:
     meta = json.loads((folder / META_NAME).read_text())
     return [
-        np.load(folder / value["file"]).reshape(value["shape"]) if isinstance(value, dict) else value
+        np.asarray(np.load(folder / value["file"], mmap_mode=mmap_mode)).reshape(value["shape"])
+        if isinstance(value, dict)
+        else value
         for value in meta["inputs"]
     ]
 

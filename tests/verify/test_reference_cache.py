@@ -14,7 +14,8 @@ import pytest
 from accelopt_ray.outcome import UserError
 from accelopt_ray.verify import reference_worker
 from accelopt_ray.verify import references as module
-from accelopt_ray.verify.references import ReferenceCache
+from accelopt_ray.verify.references import DEFAULT_CAP_BYTES, ReferenceCache
+from accelopt_ray.verify.strict import StrictCheck
 from nkibench.task import Task, list_tasks, load_task
 from nkibench.task_file import shape_of
 
@@ -165,6 +166,18 @@ def test_no_tile_of_the_benchmarks_outputs_is_out_of_sight(name):
         rows = reference_worker.sample_rows(full, np.random.default_rng(0))
         assert np.diff(rows).max() <= 256 and {0, math.prod(full[:-1]) - 1} <= set(rows.tolist())
         assert set((rows // 128).tolist()) == set(range(-(-math.prod(full[:-1]) // 128)))
+
+
+def test_the_strict_references_of_the_whole_benchmark_fit_into_the_cache(cache):
+    """By their shapes; what is evicted between two tasks would be computed again, which takes minutes."""
+    size_bytes = 0
+    for task in map(load_task, list_tasks()):
+        size_bytes += sum(4 * math.prod(spec[0]) for spec in task.input_specs() if isinstance(spec, tuple))
+        outputs = [math.prod(shape_of(shape, task.parameters)) for shape in task.output_shapes or ()]
+        for trial in StrictCheck().trials(task, (), cache, repeatable=True):
+            kept = [size if trial.whole else min(size, reference_worker.SAMPLE_ELEMENTS) for size in outputs]
+            size_bytes += sum(4 * count for count in kept)
+    assert 5 << 30 < size_bytes < 0.9 * DEFAULT_CAP_BYTES
 
 
 def test_the_least_recently_used_entries_go_first_and_none_in_use(task, cache):
