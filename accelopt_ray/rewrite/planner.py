@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,7 +18,7 @@ _WORKED = 1.25
 _FAILED = 0.4
 #: Probability ratio of neighbouring ranks when a plan is drawn.
 _DECAY = 0.62
-_MOST_OPTIONS = 14
+_MOST_OPTIONS = 20
 _NOTHING = (
     "No rewrite of the catalogue applies to this kernel: keep it as it is. Every pattern was checked against the "
     "syntax tree and none could be proved legal."
@@ -152,6 +152,8 @@ def options_for(source: str) -> tuple[Option, ...]:
     everything = _everything(source)
     for steps in everything:
         add(steps)
+    for steps in _all_but_one(source, everything):
+        add(steps, 0.97)
     structural = [site for rule in STRUCTURAL for site in sites_of(source, rule.id)]
     for site in structural:
         step = _step(site)
@@ -193,13 +195,24 @@ def _everything(source: str) -> list[list[Step]]:
     return variants
 
 
-def _structure(source: str) -> list[Step]:
+def _all_but_one(source: str, everything: Sequence[Sequence[Step]]) -> Iterator[list[Step]]:
+    """Structural rewrites with all simplifications, each time without one of them: one too many may undo the rest."""
+    used = dict.fromkeys(step.rule for steps in everything[:1] for step in steps)
+    structural = [rule for rule in STRUCTURAL if rule.id in used]
+    if len(structural) < 2:
+        return
+    for rule in reversed(structural):
+        steps = _structure(source, rule)
+        yield [*steps, *_simplification(carry_out(source, steps).source)]
+
+
+def _structure(source: str, without: Rule | None = None) -> list[Step]:
     """Structural rewrites one after the other, each at its first site or at all, and tidied up after."""
     steps: list[Step] = []
     current = source
     for rule in STRUCTURAL:
         sites = sites_of(current, rule.id)
-        if not sites or rule.exclusive:
+        if not sites or rule.exclusive or rule is without:
             continue
         step = Step(rule.id) if rule.everywhere else _step(sites[0])
         trial = carry_out(current, [step])

@@ -547,6 +547,14 @@ return out
 """,
     "a, b, c",
 )
+FIRES["resident-operand"] = [
+    (ROWS_OUTSIDE, ((384, 256), (256, 512), (384, 512))),
+    (HIGH_LEVEL, ((256, 256), (256, 512))),
+    (
+        carry_out(HIGH_LEVEL_NARROW, [Step("shared-transpose")]).source,
+        ((128, 128), (128, 512)),
+    ),
+]
 FIRES["row-blocking"].append((ROWS_OUTSIDE, ((768, 256), (256, 512), (768, 512))))
 PARTIAL = _kernel(
     """
@@ -721,6 +729,13 @@ MISSES: dict[str, list[str]] = {
         SUMS.replace("nl.zeros((nl.par_dim(128), 256)", "nl.full((nl.par_dim(128), 256), 1.0"),
         SUMS.replace("for kind in nl.affine_range", "for kind in nl.sequential_range"),
         SUMS.replace("acc[0:128, 0:256] += squared", "acc[0:128, 0:256] *= squared"),
+    ],
+    "resident-operand": [
+        # The operand depends on the row, does not fit, or is masked; the outer loop carries something.
+        HIGH_LEVEL.replace("nl.ds(column * 256, 256)])\n", "nl.ds((row + column) * 256, 256)])\n"),
+        HIGH_LEVEL.replace("n // 256", "64").replace("k // 128", "8"),
+        HIGH_LEVEL.replace("nl.ds(column * 256, 256)])\n", "nl.ds(column * 256, 256)], mask=column < 2)\n"),
+        HIGH_LEVEL.replace("for row in nl.affine_range", "for row in nl.sequential_range"),
     ],
     "fuse-loops": [
         # Tiles of other iterations, another range, the complete sum, a value from between, a carried loop.
