@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accelopt_ray.cli.trajectories import opened
+from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ def summary_line(now: Snapshot) -> str:
     planned = "?" if now.iterations_planned is None else now.iterations_planned
     parts = [now.run_id, now.state, f"iteration {now.iterations_done}/{planned}"]
     parts.append(f"{sum(count for _, count in now.outcomes)} evaluations, {now.calls} calls, {now.cost_usd:.2f} USD")
-    parts.append("no correct kernel yet" if now.best is None else f"best {_kernel(now.best, now.simulated)}")
+    parts.append("no correct kernel yet" if now.best is None else f"best {_kernel(now.best, now)}")
     return "  ".join(parts)
 
 
@@ -162,18 +163,16 @@ def render(now: Snapshot) -> RenderableType:
     table.add_column(overflow="fold")
     planned = "?" if now.iterations_planned is None else now.iterations_planned
     table.add_row("state", f"{now.state}, {now.iterations_done} of {planned} iterations done{_last_row(now)}")
-    table.add_row("baseline", _kernel(now.baseline, now.simulated) if now.baseline else "no correct one yet")
+    table.add_row("baseline", _kernel(now.baseline, now) if now.baseline else "no correct one yet")
     if now.best is not None:
         peak = "" if now.best_percent_of_peak is None else f", {now.best_percent_of_peak:.1f} % of peak"
-        table.add_row("best so far", f"[bold]{escape(_kernel(now.best, now.simulated))}{peak}[/bold]")
+        table.add_row("best so far", f"[bold]{escape(_kernel(now.best, now))}{peak}[/bold]")
     beam = [f"{each.latency_ms:.4f} ms {escape(each.candidate_id)}" for each in now.beam[:_BEAM_SHOWN]]
     beam += [f"and {len(now.beam) - _BEAM_SHOWN} more"] if len(now.beam) > _BEAM_SHOWN else []
     table.add_row("beam", "\n".join(beam) or "none selected yet")
     counts = ", ".join(f"{count} {escape(name)}" for name, count in now.outcomes)
     table.add_row("evaluations", f"{sum(count for _, count in now.outcomes)}: {counts}" if counts else "none yet")
-    table.add_row(
-        "queue", f"{now.calls_under_way} model calls under way, {now.waiting} kernels written and not evaluated yet"
-    )
+    table.add_row("queue", f"{now.calls_under_way} model calls under way, {now.waiting} kernels not evaluated yet")
     rates = f"{now.evaluations_per_minute:.1f} evaluations, {now.calls_per_minute:.1f} model calls a minute"
     table.add_row("rates", rates)
     failed = f", {now.failed_calls} failed" if now.failed_calls else ""
@@ -183,9 +182,9 @@ def render(now: Snapshot) -> RenderableType:
     return Panel(table, title=escape(f"{now.task} on {now.device}, run {now.run_id}"), title_align="left", expand=False)
 
 
-def _kernel(standing: Standing, simulated: bool) -> str:
+def _kernel(standing: Standing, now: Snapshot) -> str:
     gain = "" if standing.speedup is None else f", {standing.speedup:.2f}x"
-    label = " (simulated)" if simulated else ""
+    label = f" ({latency_kind(now.device, now.simulated)})" if now.simulated else ""
     return f"{standing.latency_ms:.4f} ms{gain}{label} {standing.candidate_id}"
 
 
