@@ -1,4 +1,4 @@
-"""Sums of products stay in PSUM until they are complete (master table F1)."""
+"""Sums of products stay in PSUM until they are complete (docs/rewriter.md, F1)."""
 
 from __future__ import annotations
 

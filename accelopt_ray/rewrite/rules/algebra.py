@@ -1,4 +1,4 @@
-"""Algebraic rules: the same value from fewer or cheaper instructions (master table A and H2)."""
+"""Algebraic rules: the same value from fewer or cheaper instructions (docs/rewriter.md, A)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Row blocking of matrix products (master table E5, G2)."""
+"""Row blocking of matrix products (docs/rewriter.md, E5, G2)."""
 
 from __future__ import annotations
 

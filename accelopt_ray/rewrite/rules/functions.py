@@ -1,4 +1,4 @@
-"""Chains of elementwise operations that one scalar engine function computes (master table A5)."""
+"""Chains of elementwise operations that one scalar engine function computes (docs/rewriter.md, A5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instruction fusion: two passes that one instruction does (master table B), and copies nobody needs (A8)."""
+"""Instruction fusion: two passes that one instruction does (docs/rewriter.md, B), and copies nobody needs (A8)."""
 
 from __future__ import annotations
 

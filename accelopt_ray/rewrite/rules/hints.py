@@ -1,4 +1,4 @@
-"""What the tensor engine may be told about its operands (master table G5)."""
+"""What the tensor engine may be told about its operands (docs/rewriter.md, G5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that is done more than once: equal loads and loop-invariant statements (master table D6, E1)."""
+"""Work that is done more than once: equal loads and loop-invariant statements (docs/rewriter.md, D6, E1)."""
 
 from __future__ import annotations
 

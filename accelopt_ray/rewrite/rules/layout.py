@@ -1,4 +1,4 @@
-"""Layout rules: using all partitions (master table C3, C4)."""
+"""Layout rules: using all partitions (docs/rewriter.md, C3, C4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fusing neighbouring loops without reordering anything inside them (master table E3)."""
+"""Fusing neighbouring loops without reordering anything inside them (docs/rewriter.md, E3)."""
 
 from __future__ import annotations
 

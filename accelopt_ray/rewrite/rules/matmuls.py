@@ -1,4 +1,4 @@
-"""Matrix products: transposes, normalisation and blocking (master table A9, E5, G2, G3, H3)."""
+"""Matrix products: transposes, normalisation and blocking (docs/rewriter.md, A9, E5, G2, G3, H3)."""
 
 from __future__ import annotations
 

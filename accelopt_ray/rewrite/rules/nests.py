@@ -1,4 +1,4 @@
-"""Rules that reorder and fuse loop nests (master table E1-E3, E8, G2, H1)."""
+"""Rules that reorder and fuse loop nests (docs/rewriter.md, E1-E3, E8, G2, H1)."""
 
 from __future__ import annotations
 

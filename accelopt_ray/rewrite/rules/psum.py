@@ -1,4 +1,4 @@
-"""PSUM as a place for sums and operands (master table B7, C2, I3)."""
+"""PSUM as a place for sums and operands (docs/rewriter.md, B7, C2, I3)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operands that stay on chip for a whole loop (master table D8)."""
+"""Operands that stay on chip for a whole loop (docs/rewriter.md, D8)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans over rows longer than SBUF likes (master table E10, I1)."""
+"""Scans over rows longer than SBUF likes (docs/rewriter.md, E10, I1)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Softmax: the scale of the scores (master table H2)."""
+"""Softmax: the scale of the scores (docs/rewriter.md, H2)."""
 
 from __future__ import annotations
 

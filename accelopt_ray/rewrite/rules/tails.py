@@ -1,4 +1,4 @@
-"""Tiles that divide their axis, so that no instruction works on columns that a mask throws away (master table G4)."""
+"""Tiles that divide their axis: no instruction works on columns that a mask throws away (docs/rewriter.md, G4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tile widths (master table D1, D2, F2) and the kind of a loop (E6)."""
+"""Tile widths (docs/rewriter.md, D1, D2, F2) and the kind of a loop (E6)."""
 
 from __future__ import annotations
 
