@@ -2,7 +2,7 @@
 
     python -m experiments.benchmark_analysis [--evaluations 1000000] [--folder DIR] [--json]
 
-It generates a sweep (compacted, one part for each run's table) and a long run, and measures each question in a fresh
+It generates a sweep (compacted, one part for each run's table; and not) and a long run, and measures each question in a fresh
 process: seconds from the first line after the imports, and the process' peak memory. Targets are for two cores.
 """
 
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 
 from accelopt_ray.analysis import load
 from accelopt_ray.analysis.report import write_report
-from accelopt_ray.trajectory import TrajectoryWriter
+from accelopt_ray.trajectory import ManyPartsWarning, TrajectoryWriter
 from accelopt_ray.trajectory.schema import named_table
 from experiments.generated_run import generate_run
 
@@ -47,11 +48,15 @@ COUNTERS = (
     "total_time",
     "vector_engine_active_time_percent",
 )
+SMALL_PART_ROWS = 100
+"""Rows of a part file of a run that nobody has compacted."""
+
 OUTCOMES = ("correct", "incorrect", "compile_error", "duplicate")
 
 TARGETS: Mapping[str, tuple[float, str]] = {
     "sweep: load and best_so_far": (10.0, "s"),
     "sweep: peak memory of load and best_so_far": (3.0, "GB"),
+    "sweep, not compacted: load and best_so_far": (20.0, "s"),
     "sweep: one run's evaluations": (0.5, "s"),
     "sweep: best_so_far in DuckDB": (2.0, "s"),
     "recorder: seconds for 500 rows of 20 kB": (1.0, "s"),
@@ -61,19 +66,27 @@ TARGETS: Mapping[str, tuple[float, str]] = {
 }
 
 
-def generate_sweep(folder: Path, evaluations: int, seed: int = 0) -> list[str]:
-    """Writes a sweep's ``evaluations`` and ``runs`` and returns its runs."""
+def generate_sweep(folder: Path, evaluations: int, seed: int = 0, part_rows: int | None = None) -> None:
+    """Writes a sweep's ``evaluations`` and ``runs``.
+
+    Args:
+        folder: The sweep's.
+        evaluations: Rows in all.
+        seed: Of everything random.
+        part_rows: Rows of a part file, written as a run's recorder does; by default one compacted part a run.
+    """
     random = np.random.default_rng(seed)
-    run_ids = []
     for number, first in enumerate(range(0, evaluations, EVALUATIONS_PER_RUN)):
         run_id = f"silu-{number:05d}"
         rows = min(EVALUATIONS_PER_RUN, evaluations - first)
         partition = folder / "trajectory" / "evaluations" / f"p_run={run_id}"
         partition.mkdir(parents=True)
-        pq.write_table(_evaluations(run_id, rows, random), partition / "part-000000.parquet", compression="zstd")
+        table = _evaluations(run_id, rows, random)
+        for part, start in enumerate(range(0, rows, part_rows or rows)):
+            path = partition / f"part-{part:06d}.parquet"
+            piece = table.slice(start, part_rows or rows)
+            pq.write_table(piece, path, compression="zstd", use_dictionary=part_rows is None)
         TrajectoryWriter(folder / "trajectory", run_id).write("runs", [_run(number)])
-        run_ids.append(run_id)
-    return run_ids
 
 
 def _run(seed: int) -> dict[str, object]:
@@ -139,6 +152,18 @@ def sweep_best_so_far(folder: Path) -> dict[str, float]:
     return {"sweep: load and best_so_far": seconds, "sweep: peak memory of load and best_so_far": _peak_gb()}
 
 
+def sweep_of_small_parts(folder: Path) -> dict[str, float]:
+    """The same without compaction."""
+    small = folder.with_name("small-parts")
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ManyPartsWarning)
+        best = load(small).best_so_far()
+    seconds = time.perf_counter() - started
+    assert best["best_speedup"].notna().all()
+    return {"sweep, not compacted: load and best_so_far": seconds}
+
+
 def sweep_one_run(folder: Path) -> dict[str, float]:
     """One run's evaluations out of the sweep's."""
     started = time.perf_counter()
@@ -196,6 +221,7 @@ def _peak_gb() -> float:
 
 QUESTIONS: Mapping[str, Callable[[Path], dict[str, float]]] = {
     "best-so-far": sweep_best_so_far,
+    "small-parts": sweep_of_small_parts,
     "one-run": sweep_one_run,
     "duckdb": sweep_duckdb,
     "recorder": recorder,
@@ -219,6 +245,8 @@ def main() -> int:
         folder = options.folder or Path(temporary)
         if not (folder / "sweep").is_dir():
             generate_sweep(folder / "sweep", options.evaluations)
+        if not (folder / "small-parts").is_dir() and options.only in (None, "small-parts"):
+            generate_sweep(folder / "small-parts", options.evaluations, part_rows=SMALL_PART_ROWS)
         values: dict[str, float] = {}
         for question in [options.only] if options.only else QUESTIONS:
             where = folder / "sweep" if QUESTIONS[question].__name__.startswith("sweep") else folder

@@ -165,7 +165,7 @@ def plan_categories(effects: pd.DataFrame) -> Figure:
     counts.set_xlabel("attempts")
     counts.set_title("Plan categories (by key words)")
     counts.xaxis.set_major_locator(MaxNLocator(integer=True))
-    counts.legend(loc="lower right")
+    figure.legend(*counts.get_legend_handles_labels(), loc="outside upper right", ncols=3)
     known = effects.dropna(subset=["speedup_vs_parent"])
     used = [
         (row, known[known["category"].eq(name)]["speedup_vs_parent"].to_numpy(float))
