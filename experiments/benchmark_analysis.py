@@ -2,8 +2,8 @@
 
     python -m experiments.benchmark_analysis [--evaluations 1000000] [--folder DIR] [--json]
 
-It generates a sweep (compacted, one part for each run's table; and not) and a long run, and measures each question in a fresh
-process: seconds from the first line after the imports, and the process' peak memory. Targets are for two cores.
+It generates a sweep (compacted, one part for each run's table; and not) and a long run, and measures each question in a
+fresh process: seconds from the first line after the imports, and the process' peak memory. Targets are for two cores.
 """
 
 from __future__ import annotations
