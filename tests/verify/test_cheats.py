@@ -133,6 +133,7 @@ def test_an_honest_rewrite_passes_at_full_shape(cache, name):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("task", sorted(HONEST))
 def test_honest_kernels_pass_for_any_seed(cache, task):
     for seed in range(20):
