@@ -19,8 +19,11 @@ from accelopt_ray.outcome import UserError
 from accelopt_ray.rewrite.server import start_background
 from accelopt_ray.search.restore import stored_run_id
 from accelopt_ray.serving.model import HostedModel
+from accelopt_ray.sweep.budget import SweepBudget, bounded
+from accelopt_ray.sweep.demand import most_evaluations_at_once
 from accelopt_ray.sweep.file import Sweep, SweepRun
 from accelopt_ray.sweep.folder import RunState, RunStatus, SweepFolder, TaskOutcome
+from accelopt_ray.sweep.order import next_run
 from actors.cluster import Cluster
 from actors.driver import Outcome
 from actors.host import RunHost
@@ -77,14 +80,18 @@ class SweepSession:
 
         Args:
             sweep: The sweep.
-            runs: Its runs with their parts of the budget and their tasks where every process finds them.
+            runs: Its runs with their tasks where every process finds them.
             folder: Its folder, claimed.
             cluster: The cluster this process is connected to.
             say: Prints a line.
             make_evaluator: Evaluates instead of the configured devices.
             keeper: Told to copy the folder from time to time and at the end.
+
+        Raises:
+            UserError: The budget is too small for so many runs.
         """
         self._sweep = sweep
+        self._budget = SweepBudget(sweep)
         self._runs = runs
         self._folder = folder
         self._cluster = cluster
@@ -104,7 +111,7 @@ class SweepSession:
         """Runs to the end of the last run, or of the budget of hours.
 
         Raises:
-            UserError: The cluster has no place for a single profiler and the sweep does not say how many to wait for.
+            UserError: A model that the sweep wants hosted does not come up.
             KeyboardInterrupt: The session was stopped; what was recorded is on disk and the sweep can be taken up.
         """
         waiting = [run for run in self._runs if not self._is_finished(run)]
@@ -123,8 +130,11 @@ class SweepSession:
             offline = any(not run.config.models for run in waiting)
             with _rewriter(offline) as rewriter, self._hosted(waiting) as hosted_urls:
                 while waiting or self._active:
-                    while waiting and len(self._active) < self._sweep.concurrent_runs:
-                        run = waiting.pop(0)
+                    while len(self._active) < self._sweep.concurrent_runs:
+                        run = next_run(waiting, [active.run for active in self._active])
+                        if run is None:
+                            break
+                        waiting.remove(run)
                         attempts[run.name] = attempts.get(run.name, 0) + 1
                         self._begin(run, Shared(pools[_kind(run)], rewriter, hosted_urls))
                     for ended in self._ended():
@@ -170,16 +180,12 @@ class SweepSession:
         pools = {}
         for kind in sorted({_kind(run) for run in runs}):
             offered = self._cluster.neuron_cores if kind == "neuron" else self._cluster.cpus
-            slots = self._sweep.slots or offered
+            devices = sorted({run.config.device for run in runs if _kind(run) == kind})
+            # A cluster that starts at zero is asked for as much as the runs can use.
+            slots = self._sweep.slots or offered or most_evaluations_at_once(self._sweep, devices)
             what = "NeuronCores" if kind == "neuron" else "CPUs"
-            if slots < 1:
-                raise UserError(
-                    f"the cluster has no {what} yet and the sweep does not say how many to wait for: give slots in the "
-                    "sweep file"
-                )
             if slots > offered:
                 self._say(f"up to {slots} slots, {offered} {what} there: the cluster is to grow, or fewer will do")
-            devices = sorted({run.config.device for run in runs if _kind(run) == kind})
             # The first ones go where there is room; further ones come with the evaluations that wait for them.
             first = min(slots, max(1, offered))
             pools[kind] = start_pool(devices, slots, first, self._sweep.keep_slots_s, self._make_evaluator)
@@ -220,8 +226,9 @@ class SweepSession:
             RunStatus.RUNNING,
             attempts=1 + (before.attempts if before else 0),
             elapsed_s=before.elapsed_s if before else 0.0,
+            grant=self._budget.grant(run.name, self._states),
         )
-        config = run.config.model_copy(update={"output": output})
+        config = bounded(run.config.model_copy(update={"output": output}), state.grant)
         self._keep(state)
         self._folder.write_config(run.name, config)
         host = self._least_busy_host()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accelopt_ray.outcome import UserError
+
+if TYPE_CHECKING:
+    from accelopt_ray.cluster.checks import Need
+    from accelopt_ray.sweep.file import Sweep
 
 app = typer.Typer(help="Checks of Ray cluster files.", no_args_is_help=True)
 
@@ -22,13 +26,14 @@ def _cluster() -> None:
 def check(
     file: Annotated[Path, typer.Argument(help="Cluster file.", metavar="CLUSTER.yaml")],
     sweep: Annotated[Path | None, typer.Option(help="Sweep that is to run there.", metavar="SWEEP.yaml")] = None,
+    scale: Annotated[str | None, typer.Option(help="One of the sweep's scales.")] = None,
     price: Annotated[
         list[str] | None, typer.Option(help="Your price of an instance type.", metavar="TYPE=USD_PER_HOUR")
     ] = None,
 ) -> None:
     """Validate a cluster file offline and print its price by the hour. Exit code 1 if the cluster would not work."""
     from accelopt_ray.cluster.bill import hourly_bill
-    from accelopt_ray.cluster.checks import check_against_demand, check_cluster
+    from accelopt_ray.cluster.checks import check_against_need, check_cluster
     from accelopt_ray.cluster.description import describe, read_mapping
     from accelopt_ray.cluster.instances import catalogue
 
@@ -40,12 +45,10 @@ def check(
     cluster = describe(file, content)
     findings = check_cluster(cluster, known)
     if sweep is not None:
-        from accelopt_ray.sweep.demand import most_evaluations_at_once
         from accelopt_ray.sweep.file import load_sweep
 
-        plan = load_sweep(sweep)
-        for device in sorted({run.config.device for run in plan.runs}):
-            findings += check_against_demand(cluster, device, most_evaluations_at_once(plan, device))
+        for need in _needs(load_sweep(sweep, scale)):
+            findings += check_against_need(cluster, need)
     for finding in findings:
         print(f"{'error' if finding.error else 'warning'}: {finding.text}")
     bill = hourly_bill(cluster, known)
@@ -66,6 +69,20 @@ def check(
         print(f"without a list price, counted as 0: {', '.join(bill.unpriced)}; give yours with --price TYPE=USD")
     if any(finding.error for finding in findings):
         raise typer.Exit(1)
+
+
+def _needs(sweep: Sweep) -> Iterator[Need]:
+    """What the sweep's evaluations and the models that it brings up can use."""
+    from accelopt_ray.cluster.checks import NEURON_RESOURCE, Need
+    from accelopt_ray.sweep.demand import most_evaluations_at_once
+
+    devices = {run.config.device for run in sweep.runs}
+    for resource, some in ((NEURON_RESOURCE, devices & {"neuron"}), ("CPU", devices - {"neuron"})):
+        if some:
+            yield Need(resource, most_evaluations_at_once(sweep, some), f"evaluations on {', '.join(sorted(some))}")
+    models = {model.name: model for run in sweep.runs for model in run.config.hosted_models()}
+    if gpus := sum(model.gpus for model in models.values()):
+        yield Need("GPU", gpus, f"the models {', '.join(sorted(models))}")
 
 
 def _prices(pairs: Sequence[str]) -> dict[str, float]:

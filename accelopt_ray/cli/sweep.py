@@ -77,7 +77,7 @@ def run(
     Exit code 1 if a run failed or is left unfinished.
     """
     from accelopt_ray.cli.session import terminated_like_interrupted
-    from accelopt_ray.sweep.budget import within_budget
+    from accelopt_ray.sweep.budget import SweepBudget
     from accelopt_ray.sweep.file import load_sweep
     from accelopt_ray.sweep.folder import RunStatus, SweepFolder
     from accelopt_ray.sweep.mirror import Mirror
@@ -89,6 +89,7 @@ def run(
     sweep = dataclasses.replace(
         sweep, slots=slots or sweep.slots, concurrent_runs=concurrent_runs or sweep.concurrent_runs
     )
+    SweepBudget(sweep)  # complains of one that is too small
     _check(sweep)
     mirror = None
     path = outside_working_dir(output)
@@ -100,7 +101,7 @@ def run(
     folder.claim(sweep)
     lock = RunLock(folder.path)
     lock.acquire()
-    runs = tuple(_located(each) for each in within_budget(sweep))
+    runs = tuple(_located(each) for each in sweep.runs)
     started = time.monotonic()
 
     def say(text: str) -> None:

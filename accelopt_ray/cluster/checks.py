@@ -46,33 +46,41 @@ def check_cluster(cluster: ClusterFile, known: Catalogue) -> list[Finding]:
     return sorted(findings, key=lambda finding: not finding.error)
 
 
-def check_against_demand(cluster: ClusterFile, device: str, most_evaluations_at_once: int) -> list[Finding]:
-    """Compares the profiling nodes with what a sweep can keep busy.
+@dataclass(frozen=True)
+class Need:
+    """What a sweep can use at most of something that nodes offer.
 
-    Args:
-        cluster: The cluster file.
-        device: Device of the sweep.
-        most_evaluations_at_once: Evaluations that the sweep can have in flight.
+    Attributes:
+        resource: Ray's name of it.
+        most: How much, at any time.
+        why: What needs it, for people.
     """
-    if device != "neuron":
-        return []
-    workers = [node for node in cluster.workers if node.resources.get(NEURON_RESOURCE)]
-    if not workers:
-        text = f"no node type has {NEURON_RESOURCE}, which device neuron needs: add a trn1 or trn2 type"
-        return [Finding(True, text)]
-    findings = []
-    for node in workers:
-        cores = node.resources[NEURON_RESOURCE]
-        useful = -(-most_evaluations_at_once // cores)
+
+    resource: str
+    most: int
+    why: str
+
+
+def check_against_need(cluster: ClusterFile, need: Need) -> Iterator[Finding]:
+    """Compares the nodes that offer a resource with what a sweep can use of it."""
+    # Nodes with accelerators have CPUs besides, which nobody rents them for.
+    accelerated = [node for node in cluster.workers if node.resources.get(NEURON_RESOURCE) or node.resources.get("GPU")]
+    offering = [
+        node
+        for node in cluster.workers
+        if node.resources.get(need.resource) and (need.resource != "CPU" or node not in accelerated)
+    ]
+    if not offering:
+        yield Finding(True, f"no node type has {need.resource} for {need.why}: add one")
+    for node in offering:
+        each = node.resources[need.resource]
+        useful = -(-need.most // each)
         if node.max_workers > useful:
-            findings.append(
-                Finding(
-                    False,
-                    f"{node.name} may grow to {node.max_workers} nodes of {cores} cores, but the sweep has at most "
-                    f"{most_evaluations_at_once} evaluations at once: {useful} are enough, set max_workers to that",
-                )
+            yield Finding(
+                False,
+                f"{node.name} may grow to {node.max_workers} nodes of {each} {need.resource}, but {need.why} can use "
+                f"{need.most} at most: set max_workers to {useful}",
             )
-    return findings
 
 
 def _counts(node: NodeType, cluster: ClusterFile, _: Catalogue) -> Iterator[Finding]:

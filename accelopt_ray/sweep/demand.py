@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from accelopt_ray.config import RunConfig
@@ -84,8 +84,8 @@ def total_demand(demands: Iterable[Demand]) -> Demand:
     )
 
 
-def most_evaluations_at_once(sweep: Sweep, device: str) -> int:
-    """Evaluations on a device that all concurrent runs together can have in flight; no more than the sweep's slots."""
-    each = sorted(run_demand(run.config).evaluations_at_once for run in sweep.runs if run.config.device == device)
+def most_evaluations_at_once(sweep: Sweep, devices: Collection[str]) -> int:
+    """Evaluations on some devices that concurrent runs together can have in flight; no more than the sweep's slots."""
+    each = sorted(run_demand(run.config).evaluations_at_once for run in sweep.runs if run.config.device in devices)
     most = sum(each[-sweep.concurrent_runs :])
     return most if sweep.slots is None else min(most, sweep.slots)

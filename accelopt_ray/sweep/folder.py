@@ -68,6 +68,19 @@ class TaskOutcome:
 
 
 @dataclass(frozen=True)
+class Grant:
+    """A run's part of the sweep's budget; None where that has no bound.
+
+    Attributes:
+        usd: US dollars for model calls.
+        evaluations: Evaluations.
+    """
+
+    usd: float | None = None
+    evaluations: int | None = None
+
+
+@dataclass(frozen=True)
 class RunState:
     """How a run stands.
 
@@ -79,6 +92,7 @@ class RunState:
         elapsed_s: Seconds that it has taken in all attempts that ended in order.
         error: Why it failed or was stopped; empty otherwise.
         outcomes: Its tasks', once it is finished.
+        grant: What it may use in all its attempts.
     """
 
     name: str
@@ -88,6 +102,7 @@ class RunState:
     elapsed_s: float = 0.0
     error: str = ""
     outcomes: tuple[TaskOutcome, ...] = ()
+    grant: Grant = Grant()
 
 
 class SweepFolder:
@@ -137,8 +152,14 @@ class SweepFolder:
         if not path.is_file():
             return None
         content = json.loads(path.read_text(encoding="utf-8"))
-        outcomes = tuple(TaskOutcome(**each) for each in content.pop("outcomes"))
-        return RunState(**{**content, "status": RunStatus(content["status"]), "outcomes": outcomes})
+        return RunState(
+            **{
+                **content,
+                "status": RunStatus(content["status"]),
+                "outcomes": tuple(TaskOutcome(**each) for each in content["outcomes"]),
+                "grant": Grant(**content["grant"]),
+            }
+        )
 
     def write_state(self, state: RunState) -> None:
         """Saves how a run stands, whole or not at all."""

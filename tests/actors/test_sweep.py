@@ -17,7 +17,6 @@ from scripted_endpoint import scripted_endpoint  # noqa: E402
 
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult  # noqa: E402
 from accelopt_ray.outcome import EvaluationOutcome, UserError  # noqa: E402
-from accelopt_ray.sweep.budget import within_budget  # noqa: E402
 from accelopt_ray.sweep.file import Sweep, load_sweep  # noqa: E402
 from accelopt_ray.sweep.folder import RunStatus, SweepFolder  # noqa: E402
 from accelopt_ray.sweep.summary import summary_lines  # noqa: E402
@@ -64,7 +63,7 @@ def sweep_of(tmp_path: Path, base_url: str, **content: Any) -> Sweep:
 
 def session(sweep: Sweep, folder: SweepFolder, cluster: Cluster, said: list[str]) -> SweepSession:
     folder.claim(sweep)
-    return SweepSession(sweep, within_budget(sweep), folder, cluster, said.append, make_evaluator=scripted_device)
+    return SweepSession(sweep, sweep.runs, folder, cluster, said.append, make_evaluator=scripted_device)
 
 
 def test_one_failing_run_ends_no_other_and_finished_runs_are_not_repeated(tmp_path: Path, cluster: Cluster) -> None:

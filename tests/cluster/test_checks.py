@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accelopt_ray.cluster.bill import hourly_bill
-from accelopt_ray.cluster.checks import Finding, check_against_demand, check_cluster
+from accelopt_ray.cluster.checks import Finding, Need, check_against_need, check_cluster
 from accelopt_ray.cluster.description import ClusterFile, describe, read_mapping
 from accelopt_ray.cluster.instances import catalogue
 from accelopt_ray.cluster.software import python_versions, ray_versions
@@ -120,19 +120,33 @@ def test_a_token_mode_without_a_token_is_an_error(content: dict[str, Any]) -> No
     assert any("no token reaches the nodes" in text for text in _errors(content))
 
 
-@pytest.mark.parametrize(("at_once", "warned"), [(320, 0), (288, 2), (32, 2)])
-def test_nodes_that_a_sweep_cannot_use_are_told(content: dict[str, Any], at_once: int, warned: int) -> None:
+@pytest.mark.parametrize(
+    ("resource", "most", "warned"),
+    [
+        ("neuron_cores", 320, set()),
+        ("neuron_cores", 288, {"trn1-32", "trn1-32-spot"}),
+        ("CPU", 64, set()),
+        ("CPU", 18, {"cpu"}),
+        ("GPU", 32, set()),
+        ("GPU", 2, {"gpu-p5", "gpu-g6e", "gpu-g6e-spot"}),
+    ],
+)
+def test_nodes_that_a_sweep_cannot_use_are_told(
+    content: dict[str, Any], resource: str, most: int, warned: set[str]
+) -> None:
     content["available_node_types"]["trn2-48"]["max_workers"] = 1
     content["available_node_types"]["trn1-2"]["max_workers"] = 1
-    assert len(check_against_demand(describe(SHIPPED, content), "neuron", at_once)) == warned
+    findings = list(check_against_need(describe(SHIPPED, content), Need(resource, most, "the sweep")))
+    assert not any(finding.error for finding in findings)
+    assert {finding.text.partition(" ")[0] for finding in findings} == warned
 
 
-def test_a_neuron_sweep_on_a_cluster_without_cores_is_an_error(content: dict[str, Any]) -> None:
+def test_a_sweep_on_a_cluster_without_what_it_needs_is_an_error(content: dict[str, Any]) -> None:
     types = content["available_node_types"]
-    content["available_node_types"] = {name: types[name] for name in ("head", "cpu")}
+    content["available_node_types"] = {name: types[name] for name in ("head", "trn1-32")}
     cluster = describe(SHIPPED, content)
-    assert [finding.error for finding in check_against_demand(cluster, "neuron", 8)] == [True]
-    assert check_against_demand(cluster, "sim-trn1", 8) == []
+    for resource, errors in (("neuron_cores", []), ("CPU", [True]), ("GPU", [True])):
+        assert [each.error for each in check_against_need(cluster, Need(resource, 320, "the sweep"))] == errors
 
 
 def _cluster(max_workers: int, workers: list[tuple[str, int, int]]) -> ClusterFile:

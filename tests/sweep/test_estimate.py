@@ -104,9 +104,9 @@ def test_a_fleet_of_unknown_instances_is_refused(tmp_path: Path) -> None:
 
 def test_evaluations_at_once_are_those_of_concurrent_runs_within_the_slots(tmp_path: Path) -> None:
     sweep = _sweep(tmp_path, concurrent_runs=3)
-    assert most_evaluations_at_once(sweep, "sim-trn1") == 3 * 144
-    assert most_evaluations_at_once(sweep, "neuron") == 0
-    assert most_evaluations_at_once(_sweep(tmp_path, concurrent_runs=3, slots=10), "sim-trn1") == 10
+    assert most_evaluations_at_once(sweep, ["sim-trn1", "sim-trn2"]) == 3 * 144
+    assert most_evaluations_at_once(sweep, ["neuron"]) == 0
+    assert most_evaluations_at_once(_sweep(tmp_path, concurrent_runs=3, slots=10), ["sim-trn1"]) == 10
 
 
 def test_the_command_shows_runs_and_totals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A sweep's folder, budget and summary."""
+"""A sweep's folder and summary."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from accelopt_ray.outcome import UserError
-from accelopt_ray.sweep.budget import within_budget
 from accelopt_ray.sweep.file import Sweep, load_sweep
-from accelopt_ray.sweep.folder import RunState, RunStatus, SweepFolder, TaskOutcome
+from accelopt_ray.sweep.folder import Grant, RunState, RunStatus, SweepFolder, TaskOutcome
 from accelopt_ray.sweep.summary import comparison_lines, summary_lines, write_summary
 
 
@@ -71,40 +68,11 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     assert folder.state("a") is None
-    state = RunState("a", "id", RunStatus.FINISHED, 2, 3.5, "", (_outcome(), _outcome(best_latency_ms=None)))
+    state = RunState(
+        "a", "id", RunStatus.FINISHED, 2, 3.5, "", (_outcome(), _outcome(best_latency_ms=None)), Grant(1.5, 7)
+    )
     folder.write_state(state)
     assert folder.state("a") == state
-
-
-@given(st.floats(0.01, 1e6), st.integers(3, 10**7))
-def test_the_parts_of_a_budget_add_up_to_no_more(usd: float, evaluations: int) -> None:
-    import tempfile
-
-    endpoint = {"base_url": "http://host/v1", "model": "m", "price": {"prompt": 1.0, "completion": 1.0}}
-    base = {"task": "silu", "models": {"default": endpoint}}
-    grid = {"search.beam_width": [1, 2, 8]}
-    with tempfile.TemporaryDirectory() as name:
-        sweep = _sweep(Path(name), base=base, grid=grid, budget={"usd": usd, "evaluations": evaluations})
-    settings = [run.config.search_settings() for run in within_budget(sweep)]
-    assert sum(each.max_cost_usd or 0.0 for each in settings) == pytest.approx(usd)
-    assert sum(each.max_evaluations or 0 for each in settings) <= evaluations
-    bounds = [each.max_cost_usd or 0.0 for each in settings]
-    assert bounds == sorted(bounds)
-
-
-def test_a_budget_below_one_evaluation_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="less than one for each of the 4 runs"):
-        within_budget(_sweep(tmp_path, budget={"evaluations": 3}))
-
-
-def test_a_lower_bound_of_ones_own_stays_and_the_identity_does_not_depend_on_the_budget(tmp_path: Path) -> None:
-    base = {"task": "silu", "search": {"max_evaluations": 3}}
-    sweep = _sweep(tmp_path, base=base, budget={"evaluations": 4000, "usd": 8})
-    bounded = within_budget(sweep)
-    assert {run.config.search_settings().max_evaluations for run in bounded} == {3}
-    assert {run.config.search_settings().max_cost_usd for run in bounded} == {2.0}
-    assert sweep.sha256() == _sweep(tmp_path, base=base).sha256()
-    assert within_budget(_sweep(tmp_path)) == _sweep(tmp_path).runs
 
 
 def test_the_summary_accounts_for_every_run_and_says_why(tmp_path: Path) -> None:
