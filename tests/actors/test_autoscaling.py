@@ -85,8 +85,8 @@ def head(request: pytest.FixtureRequest, tmp_path: Path, toolchain: StandinToolc
     config = tmp_path / "cluster.json"
     config.write_text(json.dumps(cluster_config(f"127.0.0.1:{port}", request.param == "v2")))
     environment = {
-        "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_health_check_period_ms": "500",
-        "RAY_health_check_failure_threshold": "3", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1",
+        "AUTOSCALER_UPDATE_INTERVAL_S": "1", "RAY_FAKE_CLUSTER": "1", "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_failure_threshold": "5", "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1",
         "PYTHONPATH": os.pathsep.join([str(toolchain.folder), str(Path(__file__).parent)]),
         "PATH": os.pathsep.join([str(toolchain.folder), os.environ["PATH"]]),
     }  # fmt: skip
