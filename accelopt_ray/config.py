@@ -72,6 +72,8 @@ class RunConfig(Section):
         prices: Price table instead of the package's; a resolved configuration holds the table it used.
         prompts: Folder whose files replace the package's prompts of the same name.
         prompt_generation: Which of the package's sets of prompts is used: one for each generation of the toolchain.
+        memory_from: Folder of a run whose last lessons this one starts with. A relative path starts where the folder of
+            this run lies, so that in a sweep another run's name is enough.
         replay: Folder of a run whose recorded replies answer every call, in place of any model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
@@ -93,6 +95,7 @@ class RunConfig(Section):
     prices: PriceList | None = None
     prompts: Path | None = None
     prompt_generation: str = "generation_a"
+    memory_from: Path | None = None
     replay: Path | None = None
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)

@@ -243,7 +243,7 @@ class SearchDriver:
         from accelopt_ray.search.context import all_or_cancel
         from accelopt_ray.search.history import History
         from accelopt_ray.search.loop import run_search
-        from accelopt_ray.search.transfer import read_lessons
+        from accelopt_ray.search.transfer import bring_lessons, read_lessons
 
         prompts = self._config.prompt_library()
         settings = self._config.settings_of_each(len(self._tasks))
@@ -253,6 +253,8 @@ class SearchDriver:
             turns = AdaptiveTurns(list(self._tasks), total)
         lessons = read_lessons(self._config.output)
         results = await all_or_cancel(
+        if self._config.memory_from is not None:
+            await asyncio.to_thread(bring_lessons, self._config.output, self._config.memory_from)
             *(
                 run_search(
                     settings,

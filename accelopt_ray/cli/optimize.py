@@ -81,7 +81,7 @@ def optimize(
     from accelopt_ray.cli.session import claimed, run_and_conclude
     from accelopt_ray.cli.tasks import parse_shape
     from accelopt_ray.config import load_config
-    from accelopt_ray.search.transfer import final_lessons, write_lessons
+    from accelopt_ray.search.transfer import final_lessons
 
     named = _named_tasks(tasks or [])
     run_id = new_run_id(named if named or replay is None else ["replay"])
@@ -113,6 +113,7 @@ def optimize(
         "models": _models(endpoint, model, api_key_env),
         "prices": None if prices is None else str(prices),
         "prompts": None if prompts is None else str(prompts.absolute() if prompts.is_dir() else prompts),
+        "memory_from": None if memory_from is None else str(memory_from.absolute()),
         "replay": None if replay is None else str(replay.absolute()),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,
@@ -124,10 +125,9 @@ def optimize(
     locations = ",".join(task.location for task in found)
     run_config = resolved.model_copy(update={"task": locations, "output": resolved.output.absolute()})
     check_device_and_models(run_config)
-    lessons = final_lessons(memory_from) if memory_from is not None else []
+    if run_config.memory_from is not None:
+        final_lessons(run_config.output.parent / run_config.memory_from)  # complains before anything starts
     with claimed(run_config.output):
-        if lessons:
-            write_lessons(run_config.output, lessons)
         raise typer.Exit(run_and_conclude(run_config, found, run_id, diff=diff))
 
 

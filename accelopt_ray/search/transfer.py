@@ -66,6 +66,20 @@ def write_lessons(folder: Path, lessons: Sequence[Lesson]) -> None:
     (folder / LESSONS_NAME).write_text(content, encoding="utf-8")
 
 
+def bring_lessons(folder: Path, teacher: Path) -> None:
+    """Writes the last lessons of another run into the folder of the run that starts with them, unless they are there.
+
+    Args:
+        folder: Of the run that starts.
+        teacher: Of the other run; a relative path starts where ``folder`` lies.
+
+    Raises:
+        UserError: The other folder holds no trajectory, or that run has learnt nothing.
+    """
+    if not (folder / LESSONS_NAME).is_file():
+        write_lessons(folder, final_lessons(folder.parent / teacher))
+
+
 def read_lessons(folder: Path) -> list[ExperienceItem]:
     """Reads the lessons that a run starts with; none if there is no such file.
 

@@ -14,7 +14,7 @@ from test_search_loop import search, small
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.memory import ExperienceItem, ExperienceKind, LocalStore, RewritePair, update_weighted
 from accelopt_ray.search.settings import MemoryRule
-from accelopt_ray.search.transfer import final_lessons, read_lessons, write_lessons
+from accelopt_ray.search.transfer import bring_lessons, final_lessons, read_lessons, write_lessons
 from accelopt_ray.search.usage import Use, added, mentions
 from accelopt_ray.trajectory import read_table
 
@@ -94,6 +94,20 @@ def test_lessons_travel_to_another_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert all(str(row["item_id"]).startswith("toy.i0.m") for row in rows)
     plan = next(iter(world.rows["plans"].values()))
     assert set(plan["memory_item_ids"]) == {row["item_id"] for row in rows}  # type: ignore[call-overload]
+
+
+def test_lessons_are_brought_from_beside_the_run_and_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    search_in(StoredWorld(folder=tmp_path / "teacher"), small())
+    (tmp_path / "taught").mkdir()
+    bring_lessons(tmp_path / "taught", Path("teacher"))
+    brought = read_lessons(tmp_path / "taught")
+    assert {item.origin for item in brought} == {lesson.origin for lesson in final_lessons(tmp_path / "teacher")}
+    bring_lessons(tmp_path / "taught", Path("gone"))
+    assert read_lessons(tmp_path / "taught") == brought, "a run that is taken up keeps the lessons it started with"
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(UserError, match="holds no trajectory|has no lessons"):
+        bring_lessons(tmp_path / "alone", Path("gone"))
 
 
 def test_what_cannot_be_passed_on_is_said_in_one_line(tmp_path: Path):
