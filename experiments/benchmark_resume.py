@@ -165,13 +165,9 @@ def _trials(folder: Path, kills: int, draw: random.Random) -> Iterator[Trial]:
         start_run(_config(whole), _RUN_ID, cluster).result()
         parts, expected = _parts(whole), trajectory_digest(whole, _RUN_ID)
         print(f"undisturbed: {parts} writes, digest {expected[:12]}", flush=True)
-        planned = [
-            (kind, folder / f"run-{number}", Kill.drawn(draw, victims[kind], parts))
-            for number, kind in enumerate(kinds)
-        ]
-        for kind, output, kill in planned:
-            if kind == "actors":
-                yield _shown(_trial_on(cluster, output, kill, expected), parts)
+    planned = [
+        (kind, folder / f"run-{number}", Kill.drawn(draw, victims[kind], parts)) for number, kind in enumerate(kinds)
+    ]
     with start_background() as server, ThreadPoolExecutor(_AT_ONCE) as pool:
         rewriter = ModelEndpoint(server.base_url, server.model, max_in_flight=16)
 
@@ -183,6 +179,10 @@ def _trials(folder: Path, kills: int, draw: random.Random) -> Iterator[Trial]:
 
         for trial in pool.map(tried, [plan for plan in planned if plan[0] != "actors"]):
             yield _shown(trial, parts)
+    with connected(os.cpu_count()) as cluster:
+        for kind, output, kill in planned:
+            if kind == "actors":
+                yield _shown(_trial_on(cluster, output, kill, expected), parts)
 
 
 def _shown(trial: Trial, parts: int) -> Trial:
@@ -262,25 +262,25 @@ def _trial_on(cluster: Cluster, output: Path, kill: Kill, expected: str) -> Tria
     run = start_run(config, _RUN_ID, cluster)
     _wait_for(kill, output, lambda: bool(ray.wait([run.finished], timeout=0)[0]))
     _kill_actors(_ACTORS[kill.victim], 1 if kill.victim == "profiler" else None)
-    ended, sessions = _ended(run), 1
+    fault, sessions = _fault(run), 1
     journal = _after_the_kill(output, kill)
-    while not ended:
+    while fault:
         if sessions == MOST_SESSIONS:
-            raise RuntimeError(f"{output} does not come to an end; see {output / 'logs'}")
-        ended = _ended(start_run(config, _RUN_ID, cluster, edits={} if stored_run_id(output) else None))
+            raise RuntimeError(f"{output} does not come to an end: {fault}")
+        fault = _fault(start_run(config, _RUN_ID, cluster, edits={} if stored_run_id(output) else None))
         sessions += 1
     return _judged(kill, output, sessions, journal, expected, time.monotonic() - started)
 
 
-def _ended(run: Run) -> bool:
-    """Whether a run came to its end; what is left of one that did not is cleared away."""
+def _fault(run: Run) -> str:
+    """Why a run did not come to its end, or nothing; what is left of one that did not is cleared away."""
     try:
         run.result()
-    except RunFailedError:
+    except RunFailedError as error:
         ray.kill(run.driver)
         ray.kill(run.recorder)
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def _trial_of_command(output: Path, kill: Kill, expected: str) -> Trial:
