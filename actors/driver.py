@@ -100,12 +100,14 @@ class Connection:
         roles: Endpoints by role.
         server: The offline rewriter, where it is the model and this run's own.
         hosts: The models that this run has brought up.
+        keeping: Keeps these alive.
     """
 
     client: Any
     roles: Mapping[str, Sequence[ModelEndpoint]]
     server: Any
     hosts: ModelHosts | None = None
+    keeping: asyncio.Task[None] | None = None
 
 
 class LateClient:
@@ -251,10 +253,10 @@ class SearchDriver:
         turns = None
         if self._config.allocate == "adaptive" and total is not None and len(self._tasks) > 1:
             turns = AdaptiveTurns(list(self._tasks), total)
-        lessons = read_lessons(self._config.output)
-        results = await all_or_cancel(
         if self._config.memory_from is not None:
             await asyncio.to_thread(bring_lessons, self._config.output, self._config.memory_from)
+        lessons = read_lessons(self._config.output)
+        results = await all_or_cancel(
             *(
                 run_search(
                     settings,
@@ -300,9 +302,10 @@ class SearchDriver:
         client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
         server, hosts, hosted_urls = None, None, self._hosted_urls
         wanted = self._config.hosted_models()
+        gpus_since_s = None
         if wanted and hosted_urls is None:
             hosts = await bring_up(wanted, self._config.hosting, self._config.output / "logs", self._tell_of_hosting)
-            hosted_urls = hosts.urls
+            hosted_urls, gpus_since_s = hosts.urls, hosts.since_s
         roles = self._config.model_endpoints(hosted_urls or {})
         if not self._config.models and self._rewriter is not None:
             roles = {role: [self._rewriter] for role in ROLES}
@@ -310,17 +313,24 @@ class SearchDriver:
             rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
             server = await asyncio.to_thread(rewriter.start_background)
             roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
-        asked = client_module.ModelClient(roles, self._config.price_table())
-        return Connection(asked, roles, server, hosts)
+        # Models that somebody else has brought up serve others, too, while this run does not ask them.
+        asked = client_module.ModelClient(
+            roles, self._config.price_table(), gpus_since_s=gpus_since_s, charge_idle=self._hosted_urls is None
+        )
+        keeping = asyncio.get_running_loop().create_task(hosts.keep(asked.move)) if hosts is not None else None
+        return Connection(asked, roles, server, hosts, keeping)
 
     async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
         if connecting.cancelled() or connecting.exception() is not None:
             return
         connection = connecting.result()
         await connection.client.close()
+        if connection.keeping is not None:
+            connection.keeping.cancel()
+            await asyncio.gather(connection.keeping, return_exceptions=True)
         if connection.hosts is not None:
             for model, usd in connection.client.idle_gpu_usd.items():
-                self._tell_of_hosting(f"{model} was idle for {usd:.2f} USD of GPU time, beyond the cost of its calls")
+                self._tell_of_hosting(f"{model} was idle for {usd:.2f} USD of GPU time after its last call")
             await connection.hosts.stop()
         if connection.server is not None:
             await asyncio.to_thread(connection.server.stop)

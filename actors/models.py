@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accelopt_ray.outcome import UserError
 from accelopt_ray.serving.llm_config import llm_config_arguments
@@ -22,6 +23,7 @@ from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Ser
 _APPLICATION = "accelopt-models"
 _SERVE_PORT = 8000
 _STATE_WAIT_S = 15.0
+_UNAVAILABLE_PAUSE_S = 1.0
 _STOP_S = 60.0
 
 Tell = Callable[[str], None]
@@ -140,21 +142,90 @@ class ModelHost:
         await self._supervisor.stop()
 
 
-@dataclass(frozen=True)
+@dataclass
+class _Place:
+    """A host that is ready, where its server answers, and when it got its place, by ``time.monotonic``."""
+
+    models: tuple[HostedModel, ...]
+    actor: Any
+    url: str
+    since_s: float
+
+
 class ModelHosts:
-    """The hosts of a run.
+    """The hosts of a run."""
 
-    Attributes:
-        urls: Base URLs by the model's name, one for each replica that is a process.
-        actors: The hosts.
-    """
+    def __init__(self, places: Sequence[_Place], start: Callable[[Sequence[HostedModel]], Any], tell: Tell) -> None:
+        """Takes over hosts that are ready.
 
-    urls: Mapping[str, Sequence[str]]
-    actors: Sequence[Any]
+        Args:
+            places: The hosts.
+            start: Starts another host of the same models.
+            tell: Told of every stage in a sentence.
+        """
+        self._places = list(places)
+        self._start = start
+        self._tell = tell
+
+    @property
+    def urls(self) -> Mapping[str, Sequence[str]]:
+        """Base URLs by the model's name, one for each replica that is a process."""
+        found: dict[str, list[str]] = {}
+        for place in self._places:
+            for model in place.models:
+                found.setdefault(model.name, []).append(place.url)
+        return found
+
+    @property
+    def since_s(self) -> float:
+        """When the first of them got its place and its GPUs, by ``time.monotonic``."""
+        return min(place.since_s for place in self._places)
+
+    async def keep(self, moved: Callable[[str, str], Awaitable[None]]) -> None:
+        """Watches the hosts until cancelled; one that is lost, as with its node, is started again where there is room.
+
+        Args:
+            moved: Told the base URL that a replica had at first, and where it answers now.
+        """
+        await asyncio.gather(*(self._keep(place, moved) for place in self._places))
 
     async def stop(self) -> None:
         """Ends all of them; one that does not follow is ended by force."""
-        await _stop(self.actors)
+        await _stop([place.actor for place in self._places])
+
+    async def _keep(self, place: _Place, moved: Callable[[str, str], Awaitable[None]]) -> None:
+        names, first_url = ", ".join(model.name for model in place.models), place.url
+        for _ in range(max(model.max_restarts for model in place.models) + 1):
+            reason = await self._until_it_ends(place.actor)
+            if reason is not None:
+                self._tell(f"{names} is given up: {reason}")
+                return
+            self._tell(f"the host of {names} was lost and is started again")
+            place.actor = self._start(place.models)
+            try:
+                place.url, place.since_s = await _ready(place.actor, place.models, self._tell)
+            except UserError as error:
+                self._tell(f"{names} is given up: {error}")
+                return
+            await moved(first_url, place.url)
+        self._tell(f"{names} is given up: its hosts were lost too often")
+
+    async def _until_it_ends(self, actor: Any) -> str | None:
+        """Passes news on until a host is lost (None) or its server has failed for good (why)."""
+        state: HostState | None = None
+        while True:
+            try:
+                news: HostState = await actor.state.remote(state, 0.0 if state is None else _STATE_WAIT_S)
+            except ActorUnavailableError:
+                await asyncio.sleep(_UNAVAILABLE_PAUSE_S)  # the way to it may be disturbed for a moment
+                continue
+            except RayActorError:
+                return None
+            if state is not None and news != state:
+                self._tell(news.message)
+            if news.status in (HostStatus.FAILED, HostStatus.STOPPED):
+                return news.message
+            state = news
 
 
 async def bring_up(models: Sequence[HostedModel], hosting: str, logs: Path, tell: Tell) -> ModelHosts:
@@ -177,22 +248,27 @@ async def bring_up(models: Sequence[HostedModel], hosting: str, logs: Path, tell
         groups = [tuple(models)] if models else []
     else:
         groups = [(model,) for model in models for _ in range(model.max_replicas)]
-    actors = [_host(group, hosting, logs, here) for group in groups]
-    urls: dict[str, list[str]] = {model.name: [] for model in models}
+
+    def start(group: Sequence[HostedModel]) -> Any:
+        return _host(group, hosting, logs, here)
+
+    actors = [start(group) for group in groups]
     try:
         found = await asyncio.gather(*(_ready(actor, group, tell) for actor, group in zip(actors, groups, strict=True)))
     except BaseException:
         await _stop(actors)
         raise
-    for group, url in zip(groups, found, strict=True):
-        for model in group:
-            urls[model.name].append(url)
-    return ModelHosts(urls, actors)
+    return ModelHosts(
+        [_Place(group, actor, *each) for group, actor, each in zip(groups, actors, found, strict=True)], start, tell
+    )
 
 
 def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> Any:
     options: dict[str, Any] = {"num_cpus": 0, "max_concurrency": 100}
-    if hosting == "process":
+    if hosting == "serve":
+        # Serve's proxies listen at the same address of every node, here the loopback one of the machine that asks.
+        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(here, soft=False)
+    else:
         # The engine runs in the actor's child and takes the GPUs that the actor was given.
         options["num_cpus"] = group[0].cpus_per_replica
         options["num_gpus"] = group[0].gpus_per_replica
@@ -201,7 +277,8 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
     return ray.remote(ModelHost).options(**options).remote(list(group), hosting, str(logs), here)
 
 
-async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> str:
+async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> tuple[str, float]:
+    """Waits for a host's place and for its server; returns where it answers and when it got its place."""
     names = ", ".join(model.name for model in group)
     starting = asyncio.ensure_future(_as_future(actor.start.remote()))
     deadline = time.monotonic() + max(model.start_timeout_s for model in group)
@@ -213,13 +290,12 @@ async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> str:
         tell(f"{names} waits for a place in the cluster, {needed}")
     try:
         await starting
-        state = None
+        since_s, state = time.monotonic(), None
         while True:
             state = await actor.state.remote(state, 0.0 if state is None else _STATE_WAIT_S)
             tell(state.message)
             if state.status is HostStatus.READY:
-                url: str = await actor.base_url.remote()
-                return url
+                return await actor.base_url.remote(), since_s
             if state.status in (HostStatus.FAILED, HostStatus.STOPPED):
                 raise UserError(f"the model {names} did not come up: {state.message}")
     except RayError as error:

@@ -83,6 +83,8 @@ class ModelClient:
         *,
         first_pause_s: float = 1.0,
         longest_pause_s: float = 60.0,
+        gpus_since_s: float | None = None,
+        charge_idle: bool = True,
     ) -> None:
         """Prepares the clients; nothing is sent.
 
@@ -92,6 +94,9 @@ class ModelClient:
             prices: Prices of models whose endpoint names none; the package's table by default.
             first_pause_s: Longest pause before the first retry, in seconds; it doubles with each further one.
             longest_pause_s: Longest pause of all.
+            gpus_since_s: When GPUs that are paid by the hour began to cost, by ``time.monotonic``; now by default.
+            charge_idle: Whether calls bear the GPU time in which none was in flight; see
+                :class:`~accelopt_ray.agents.gpu_time.GpuMeter`.
 
         Raises:
             UserError: A role has no endpoint.
@@ -104,6 +109,7 @@ class ModelClient:
         self._first_pause_s = first_pause_s
         self._longest_pause_s = longest_pause_s
         self._clients: dict[tuple[str, str], AsyncOpenAI] = {}
+        self._moved: dict[str, str] = {}
         self._limits: dict[str, AdaptiveLimit] = {}
         self._meters: dict[tuple[str, str], GpuMeter] = {}
         self._groups = SampleGroups(self._ask_group)
@@ -115,11 +121,12 @@ class ModelClient:
                 bound = min(each.max_in_flight for each in self._endpoints() if url in each.base_urls)
                 self._limits.setdefault(url, AdaptiveLimit(bound))
             if isinstance(endpoint.price, GpuTimePrice):
-                self._meters.setdefault(_key(endpoint), GpuMeter(endpoint.price))
+                meter = GpuMeter(endpoint.price, since_s=gpus_since_s, charge_idle=charge_idle)
+                self._meters.setdefault(_key(endpoint), meter)
 
     @property
     def idle_gpu_usd(self) -> Mapping[str, float]:
-        """By model: price of the GPU time in which no call was in flight, which no reply's cost contains."""
+        """By model: price of the GPU time in which no call was in flight and which no reply's cost contains."""
         return {model: meter.idle_usd for (_, model), meter in self._meters.items()}
 
     async def complete(self, call: ModelCall) -> ModelReply:
@@ -171,6 +178,16 @@ class ModelClient:
         """
         checked = {(url, each.model): each for each in self._endpoints() for url in each.base_urls}
         await asyncio.gather(*(self._probe(endpoint, url, timeout_s) for (url, _), endpoint in checked.items()))
+
+    async def move(self, base_url: str, to: str) -> None:
+        """From now on asks at another address what was configured at a base URL.
+
+        What is in flight to where it was before is given up there and asked again.
+        """
+        before = self._moved.get(base_url, base_url)
+        self._moved[base_url] = to
+        for key in [key for key in self._clients if key[0] == before and before != to]:
+            await self._clients.pop(key).close()
 
     async def close(self) -> None:
         """Closes the connections."""
@@ -243,11 +260,12 @@ class ModelClient:
     ) -> list[ParsedCompletion]:
         limit = self._limits[url]
         async with limit.slot() as ticket:
+            where = self._moved.get(url, url)
             for account in accounts:
                 account.tries += 1
-                account.base_url = url
+                account.base_url = where
             try:
-                completion = await self._metered(endpoint, url, calls, accounts)
+                completion = await self._metered(endpoint, where, calls, accounts)
             except asyncio.TimeoutError:
                 limit.overloaded(ticket)
                 raise ReplyTimeoutError(f"no complete reply within {endpoint.timeout_s:g} s") from None

@@ -22,7 +22,7 @@ from accelopt_ray.outcome import UserError  # noqa: E402
 from accelopt_ray.serving.model import HostedModel  # noqa: E402
 from accelopt_ray.trajectory import read_table  # noqa: E402
 from actors.cluster import Cluster  # noqa: E402
-from actors.models import ServeApplication, bring_up  # noqa: E402
+from actors.models import ModelHosts, ServeApplication, bring_up  # noqa: E402
 from actors.run import start_run  # noqa: E402
 
 
@@ -78,6 +78,51 @@ def test_a_model_for_which_there_is_no_place_is_not_waited_for_for_ever(
     assert starts(tmp_path) == []
 
 
+def lose(hosts: ModelHosts) -> dict[str, str]:
+    """Kills the host of a model's first replica, as the death of its node would; returns who moved where."""
+
+    async def run() -> dict[str, str]:
+        moves: dict[str, str] = {}
+        ended = asyncio.Event()
+
+        async def moved(base_url: str, to: str) -> None:
+            moves[base_url] = to
+            ended.set()
+
+        keeping = asyncio.ensure_future(hosts.keep(moved))
+        ray.kill(hosts._places[0].actor)
+        await asyncio.wait([keeping, asyncio.ensure_future(ended.wait())], return_when=asyncio.FIRST_COMPLETED)
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await hosts.stop()
+        return moves
+
+    return asyncio.run(run())
+
+
+@pytest.mark.ray
+def test_a_model_whose_host_is_lost_comes_up_again_elsewhere(tmp_path: Path, cluster: Cluster):
+    model, told = fake_model(tmp_path, max_replicas=2), list[str]()
+    hosts = asyncio.run(bring_up([model], "process", tmp_path / "logs", told.append))
+    before = list(hosts.urls["fake"])
+    moves = lose(hosts)
+    assert list(moves) == [before[0]]
+    assert moves[before[0]] not in before
+    assert list(hosts.urls["fake"]) == [moves[before[0]], before[1]]
+    assert "the host of fake was lost and is started again" in told
+    assert len(starts(tmp_path)) == 3
+    assert not any(alive(process_id) for process_id in starts(tmp_path))
+
+
+@pytest.mark.ray
+def test_a_lost_host_that_does_not_come_up_again_is_given_up(tmp_path: Path, cluster: Cluster):
+    model, told = fake_model(tmp_path, {}, {"exit_at_start": 3}, max_restarts=0), list[str]()
+    hosts = asyncio.run(bring_up([model], "process", tmp_path / "logs", told.append))
+    assert lose(hosts) == {}
+    assert "fake is given up: " in told[-1]
+    assert "exit code 3" in told[-1]
+
+
 @pytest.mark.ray
 def test_a_run_hosts_its_own_model_survives_its_crash_and_accounts_for_it(tmp_path: Path, cluster: Cluster):
     fake = fake_model(tmp_path, {"exit_after": 3}, {})
@@ -112,7 +157,10 @@ def test_a_run_hosts_its_own_model_survives_its_crash_and_accounts_for_it(tmp_pa
     assert all(row["price_known"] and row["cost_usd"] > 0 for row in calls)
     messages = [event.values["message"] for event in events if event.name == "hosting"]
     assert any("answers at" in message for message in messages)
-    assert any("idle" in message for message in messages)
+    assert any("idle" in message and "after its last call" in message for message in messages)
+    # A dollar a second, in pauses too: what lies between the first and the last request is in the calls' costs.
+    asked = [row["started_at"] for row in calls if row["role"] == "executor"]
+    assert sum(row["cost_usd"] for row in calls) >= (max(asked) - min(asked)).total_seconds()
     evaluations = read_table(tmp_path / "run", "evaluations").to_pylist()
     assert {row["outcome"] for row in evaluations} == {"correct", "no_code"}
     assert not any(alive(process_id) for process_id in starts(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,9 +170,9 @@ class Clock:
         return self.now
 
 
-def test_gpu_time_is_shared_by_the_calls_in_flight_and_idle_time_is_apart() -> None:
-    clock = Clock()
-    meter = GpuMeter(GpuTimePrice(gpu_hour_usd=3.6, gpus=1000), clock)  # 1 USD a second
+def metered(clock: Clock, **options: Any) -> tuple[list[float], GpuMeter]:
+    """Two calls that overlap after two idle seconds, and four idle seconds after them, at 1 USD a second."""
+    meter = GpuMeter(GpuTimePrice(gpu_hour_usd=3.6, gpus=1000), clock, **options)
     clock.now = 2.0
     with meter.charged() as first:
         clock.now = 3.0
@@ -179,9 +180,71 @@ def test_gpu_time_is_shared_by_the_calls_in_flight_and_idle_time_is_apart() -> N
             clock.now = 5.0
         clock.now = 6.0
     clock.now = 10.0
-    assert (first.cost_usd, second.cost_usd) == (pytest.approx(3.0), pytest.approx(1.0))
+    return [first.cost_usd, second.cost_usd], meter
+
+
+def test_gpu_time_is_shared_by_the_calls_in_flight_and_a_pause_is_borne_by_the_call_that_ends_it() -> None:
+    costs, meter = metered(Clock())
+    assert costs == [pytest.approx(2.0 + 3.0), pytest.approx(1.0)]
+    assert meter.idle_usd == pytest.approx(4.0)
+    assert sum(costs) + meter.idle_usd == pytest.approx(10.0)
+
+
+def test_gpus_cost_from_the_moment_they_were_taken() -> None:
+    costs, meter = metered(Clock(), since_s=-5.0)
+    assert sum(costs) + meter.idle_usd == pytest.approx(15.0)
+
+
+def test_pauses_in_which_others_may_have_used_the_model_are_borne_by_no_call() -> None:
+    costs, meter = metered(Clock(), charge_idle=False)
+    assert costs == [pytest.approx(3.0), pytest.approx(1.0)]
     assert meter.idle_usd == pytest.approx(6.0)
-    assert first.cost_usd + second.cost_usd + meter.idle_usd == pytest.approx(10.0)
+
+
+def test_the_pauses_between_calls_are_in_their_costs(endpoint: Endpoint) -> None:
+    asked = ModelEndpoint(endpoint.url, "good-model", price=GpuTimePrice(3600.0))
+
+    async def run() -> tuple[list[ModelReply], float]:
+        models = ModelClient({"planner": [asked]}, gpus_since_s=time.monotonic() - 100.0)
+        started = time.monotonic()
+        replies = [await models.complete(call(0))]
+        await asyncio.sleep(0.3)
+        replies.append(await models.complete(call(1)))
+        idle = sum(models.idle_gpu_usd.values())
+        spent = time.monotonic() - started
+        await models.close()
+        # One dollar a second: whatever is paid for is in some call's cost.
+        assert sum(reply.cost_usd for reply in replies) + idle == pytest.approx(100.0 + spent, abs=0.5)
+        return replies, idle
+
+    replies, idle = asyncio.run(run())
+    assert replies[0].cost_usd >= 100.0
+    assert replies[1].cost_usd >= 0.3
+    assert idle < 1.0
+
+
+def test_calls_follow_a_model_to_another_address(endpoint: Endpoint) -> None:
+    with serve() as other:
+        endpoint.default = reply("too late", delay_s=60.0)
+        other.default = reply("here")
+        asked = ModelEndpoint(endpoint.url, "good-model", price=PRICE, timeout_s=50.0)
+
+        async def run() -> list[ModelReply]:
+            models = ModelClient({"planner": [asked]}, first_pause_s=0.01, longest_pause_s=0.02)
+            waiting = asyncio.ensure_future(models.complete(call(0)))
+            for _ in range(6_000):
+                if endpoint.requests:
+                    break
+                await asyncio.sleep(0.01)
+            await models.move(endpoint.url, other.url)
+            replies = [await waiting, await models.complete(call(1))]
+            await models.close()
+            return replies
+
+        in_flight, later = asyncio.run(run())
+        assert (in_flight.reply_text, in_flight.endpoint, in_flight.retries) == ("here", other.url, 1)
+        assert (later.reply_text, later.endpoint, later.retries) == ("here", other.url, 0)
+        assert in_flight.latency_s < 30.0
 
 
 def test_a_model_on_gpus_of_ones_own_costs_its_time(endpoint: Endpoint) -> None:
