@@ -32,11 +32,13 @@ class Failure:
         outcome: The typed outcome for the evaluation's row.
         error_text: What a developer would see on the device, at most a few thousand characters.
         reason: Short machine-readable cause, when the outcome alone does not say it.
+        output: What compiler, runtime and profiler printed, where the device has such.
     """
 
     outcome: EvaluationOutcome
     error_text: str
     reason: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class Artifact:
         stragglers: Processes that the kernel's code had started and left behind; they have been ended.
         repeatable: Whether the device guarantees the same outputs for the same inputs, however often it runs.
         program_sha256: Hash that equal programs share, where what the device compiles to is the same each time.
+        output: What the compiler printed, where the device has one.
     """
 
     device: str
@@ -85,14 +88,22 @@ class Artifact:
     stragglers: int = 0
     repeatable: bool = False
     program_sha256: str = ""
+    output: str = ""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """Where the outputs of a run lie, in the kernel's own layout."""
+    """A run of a compiled kernel.
+
+    Attributes:
+        outputs: Files with its outputs, in the kernel's own layout.
+        run_s: Wall time of the run.
+        output: What compiler and runtime printed, where the device has such.
+    """
 
     outputs: tuple[Path, ...]
     run_s: float
+    output: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class Measurement:
         simulated: True when predicted by a model instead of measured.
         confidence: For a prediction, the relative half-width within which two variants count as equal; else None.
         explanation: Bottleneck breakdown for people and prompts.
+        output: What compiler, runtime and profiler printed, where the device has such.
     """
 
     latency_ms: float
@@ -116,6 +128,7 @@ class Measurement:
     simulated: bool
     confidence: float | None = None
     explanation: Mapping[str, object] = field(default_factory=dict)
+    output: str = ""
 
 
 @runtime_checkable

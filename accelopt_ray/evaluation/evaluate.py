@@ -116,6 +116,7 @@ class _Run:
     trials: list[dict[str, Any]] = field(default_factory=list)
     whole: bool = False
     turns: dict[str, object] | None = None
+    toolchain_outputs: list[str] = field(default_factory=list)
 
     def go(self) -> None:
         _end_on(self.check.inspect_source(self.job.source, self.task.entry))
@@ -178,20 +179,30 @@ class _Run:
             },
             compile_s=self.stage_s.get("compile", 0.0),
             run_s=self.run_s,
+            toolchain_output="\n\n".join(self.toolchain_outputs),
             fingerprint_sha256=fingerprint_sha256(self.device),
             **measured,
         )
 
+    def _unless_failed(self, stage: str, answer: Union[_Answer, Failure]) -> _Answer:
+        """Returns a stage's answer, or ends the evaluation; keeps what its toolchain printed."""
+        output = getattr(answer, "output", "")
+        if output:
+            self.toolchain_outputs.append(f"[{stage}]\n{output}")
+        if isinstance(answer, Failure):
+            raise _Ended(Finding(answer.outcome, answer.reason, answer.error_text))
+        return answer
+
     def _compile(self) -> Artifact:
         if self.compiled is None:
-            return _unless_failed(_compile(self.job, self.device, self.task))
+            return self._unless_failed("compile", _compile(self.job, self.device, self.task))
         if isinstance(self.compiled, Artifact):
             self.stage_s["compile"] = self.compiled.compile_s
-        return _unless_failed(self.compiled)
+        return self._unless_failed("compile", self.compiled)
 
     def _measure(self, artifact: Artifact, inputs: Sequence[Union[Path, float, int]]) -> None:
         with self._stage("measure"):
-            self.measurement = _unless_failed(self.device.measure(artifact, inputs, self.job.limits))
+            self.measurement = self._unless_failed("measure", self.device.measure(artifact, inputs, self.job.limits))
         _end_on(
             self.check.inspect_latency(
                 self.task, self.device.hardware, self.measurement.latency_ms, self.measurement.counters
@@ -205,7 +216,7 @@ class _Run:
                 return
             comparison = remeasure(self.device, parent, artifact, inputs, self.job.limits)
         if comparison is not None:
-            self.turns = as_details(_unless_failed(comparison))
+            self.turns = as_details(self._unless_failed("turns", comparison))
 
     def _try(self, artifact: Artifact, trial: Trial, stack: ExitStack) -> Attempt:
         """Runs the kernel on a trial's inputs; what the attempt refers to lives as long as ``stack``."""
@@ -218,7 +229,9 @@ class _Run:
         output_bytes = sum(4 * math.prod(output.shape) for output in artifact.outputs)
         folder = stack.enter_context(scratch_folder(output_bytes))
         with self._stage("run"):
-            ran = _unless_failed(self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits))
+            ran = self._unless_failed(
+                "run", self.device.run(artifact, reference.kernel_inputs, folder, self.job.limits)
+            )
         self.run_s += ran.run_s
         raw = [np.load(path, mmap_mode="r") for path in ran.outputs]
         try:
@@ -260,9 +273,3 @@ def _judged(trials: Sequence[Trial], stage: CheckStage) -> set[int]:
 def _end_on(finding: Finding | None) -> None:
     if finding is not None:
         raise _Ended(finding)
-
-
-def _unless_failed(answer: Union[_Answer, Failure]) -> _Answer:
-    if isinstance(answer, Failure):
-        raise _Ended(Finding(answer.outcome, answer.reason, answer.error_text))
-    return answer

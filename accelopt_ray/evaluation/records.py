@@ -76,6 +76,7 @@ class EvaluationResult:
     ``latency_ms`` is present whenever the kernel was measured or predicted, even if it then proved incorrect; only a
     result whose outcome is ``correct`` may compete. With ``check_stage`` ``first`` it was tried on one set of inputs
     only; it may then be compared by latency, but has to pass the rest before anything is built on it.
+    ``toolchain_output`` tells, stage by stage, what compiler, runtime and profiler printed.
     """
 
     evaluation_id: str
@@ -101,6 +102,7 @@ class EvaluationResult:
     queue_s: float = 0.0
     answered_from: str = ""
     fingerprint_sha256: str = ""
+    toolchain_output: str = ""
 
     @property
     def correct(self) -> bool:
@@ -144,6 +146,7 @@ class EvaluationResult:
             compile_s=self.compile_s + rest.compile_s,
             run_s=self.run_s + rest.run_s,
             queue_s=self.queue_s + rest.queue_s,
+            toolchain_output="\n\n".join(text for text in (self.toolchain_output, rest.toolchain_output) if text),
         )
 
     def to_json(self) -> str:

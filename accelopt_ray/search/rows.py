@@ -197,6 +197,7 @@ def _result(
         "outcome": str(result.outcome),
         "reason": result.reason,
         "error_text": result.error_text,
+        "toolchain_output": result.toolchain_output or None,
         "check": result.check,
         "check_stage": str(result.check_stage),
         "precision_tier": result.precision_tier,

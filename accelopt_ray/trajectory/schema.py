@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Raised by one whenever a column is added, so that a reader can tell an older trajectory from a newer one."""
 
 VERSION_KEY = b"accelopt_schema_version"
@@ -218,6 +218,7 @@ _ALL = (
             ("outcome", pa.string(), "`correct` or how it failed"),
             ("reason", pa.string(), "short machine-readable cause behind the outcome"),
             ("error_text", _TEXT, "what a developer would see on the device"),
+            ("toolchain_output", _TEXT, "what compiler, runtime and profiler printed, stage by stage; null if nothing"),
             ("check", pa.string(), "correctness check (`published`, `strict`)"),
             ("check_stage", pa.string(), "`whole`, or `first` where one set of inputs was tried and no more mattered"),
             ("precision_tier", pa.string(), "`fp32`, `compensated` or `reduced`"),

@@ -27,6 +27,8 @@ _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/
 _DEVICE_FILES = ("/dev/neuron*", "/dev/null", "/dev/zero", "/dev/urandom", "/dev/random", "/dev/shm")
 _PASSED_ON = (TARGET_VARIABLE, "NEURON_LOGICAL_NC_CONFIG", "NEURON_RT_EXEC_TIMEOUT", "NEURON_RT_LOG_LEVEL")
 _MAX_CHARACTERS = 4000
+_MAX_OUTPUT_CHARACTERS = 64_000
+"""Of what a stage prints; a compiler's log is told from its beginning and its end."""
 
 # Core and hardware trouble in the runtime's own words (NRT status names, and the message of a core that is in use).
 _FAULTS = re.compile(
@@ -89,25 +91,26 @@ def run_with_core(
 
 
 def _interpret(result: ChildResult) -> Union[Answer, Failure]:
+    output = kept_output(result.output)
     if result.end in _OUTCOMES:
         _raise_on_fault(result.output)
         text = f"the kernel {result.detail}\n{result.output}".strip()
-        return Failure(_OUTCOMES[result.end], _trim(text), str(result.end))
+        return Failure(_OUTCOMES[result.end], _trim(text), str(result.end), output)
     if result.end is ChildEnd.RAISED:
         raise DeviceFault(f"the Neuron worker failed: {_trim(result.detail)}")
     try:
         header, payload = unpack(result.answer)
         if "outcome" not in header:
-            return Answer(header, payload, _trim(result.output))
+            return Answer(header, payload, output)
         outcome, message = EvaluationOutcome(header["outcome"]), str(header["message"])
     except (ValueError, KeyError):
         text = "the kernel's process left a result that cannot be read"
-        return Failure(EvaluationOutcome.CRASHED, text, "bad_result")
+        return Failure(EvaluationOutcome.CRASHED, text, "bad_result", output)
     _raise_on_fault(f"{message}\n{result.output}")
     if _RUNTIME_TIMEOUT in message:
         outcome = EvaluationOutcome.TIMEOUT
     text = f"{message}\n{result.output}".strip() if result.output else message
-    return Failure(outcome, _trim(text))
+    return Failure(outcome, _trim(text), output=output)
 
 
 def _raise_on_fault(text: str) -> None:
@@ -132,10 +135,15 @@ def _matching(patterns: Sequence[str]) -> list[str]:
     return [path for pattern in patterns for path in sorted(glob.glob(pattern))]
 
 
-def _trim(text: str) -> str:
-    if len(text) <= _MAX_CHARACTERS:
+def kept_output(text: str) -> str:
+    """What is kept of a stage's output: all of it, or its beginning and its end."""
+    return _trim(text.strip(), _MAX_OUTPUT_CHARACTERS)
+
+
+def _trim(text: str, characters: int = _MAX_CHARACTERS) -> str:
+    if len(text) <= characters:
         return text
-    half = _MAX_CHARACTERS // 2
+    half = characters // 2
     return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from accelopt_ray.devices.child import ChildEnd, ChildTask, run_child
 from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.devices.messages import unpack
-from accelopt_ray.devices.neuron.children import COMPILER_FLAGS, Answer, file_written
+from accelopt_ray.devices.neuron.children import COMPILER_FLAGS, Answer, file_written, kept_output
 from accelopt_ray.devices.neuron.toolchain import Toolchain, visible_core
 from accelopt_ray.devices.noise import NOISE_RULES, NoiseRule, Rounds
 from accelopt_ray.devices.protocol import (
@@ -105,8 +105,11 @@ class NeuronDevice(abc.ABC):
     def measure(self, artifact: Artifact, inputs: Inputs, limits: Limits) -> Union[Measurement, Failure]:
         """See :class:`~accelopt_ray.devices.protocol.Device`; each run of a round has ``limits.timeout_s``."""
 
-    def _summaries(self, runs: Sequence[tuple[Path, Path]]) -> list[tuple[float, dict[str, float]]]:
-        """Latency in milliseconds and counters of runs, given as compiled kernel and trace.
+    def _summaries(self, runs: Sequence[tuple[Path, Path]]) -> tuple[list[tuple[float, dict[str, float]]], str]:
+        """Summarises runs, given as compiled kernel and trace.
+
+        Returns:
+            Latency in milliseconds and counters of each, and what the profiler printed beside its summaries.
 
         Raises:
             DeviceFault: A trace is missing, or the profiler fails.
@@ -127,9 +130,10 @@ class NeuronDevice(abc.ABC):
         if done.end is not ChildEnd.ANSWERED:
             raise DeviceFault(f"the profiler's process {done.detail}")
         answer = json.loads(done.answer)
-        if isinstance(answer, dict):
+        if "fault" in answer:
             raise DeviceFault(str(answer["fault"]))
-        return [(float(latency_ms), dict(counters)) for latency_ms, counters in answer]
+        summaries = [(float(latency_ms), dict(counters)) for latency_ms, counters in answer["summaries"]]
+        return summaries, kept_output(str(answer["output"]))
 
 
 class StageFailed(Exception):
@@ -162,9 +166,14 @@ def measurement(rounds: Rounds, counters: Mapping[str, float], output: str) -> M
         explanation={
             "rounds_ms": [list(samples) for samples in rounds.samples_ms],
             "kept_round": rounds.kept,
-            "toolchain_output": output,
         },
+        output=output,
     )
+
+
+def joined_output(*outputs: str) -> str:
+    """What several programs printed, one after the other."""
+    return "\n".join(output for output in outputs if output)
 
 
 def source_failure(source: str, entry: str) -> Failure | None:
@@ -204,9 +213,11 @@ def input_files(inputs: Inputs) -> list[str]:
     return [str(value) for value in inputs if isinstance(value, Path)]
 
 
-def collect_outputs(folder: Path, count: int, run_s: float) -> Union[RunResult, Failure]:
+def collect_outputs(folder: Path, answer: Answer) -> Union[RunResult, Failure]:
     """Finds the outputs that a worker wrote; whatever is not a plain file of its own was not written by it."""
+    count = len(answer.header["outputs"])
     paths = tuple(folder / f"output{position}.npy" for position in range(count))
     if count > 0 and all(file_written(path) for path in paths):
-        return RunResult(paths, run_s)
-    return Failure(EvaluationOutcome.CRASHED, "the kernel's process left no usable outputs", "bad_result")
+        return RunResult(paths, float(answer.header["run_s"]), answer.output)
+    text = "the kernel's process left no usable outputs"
+    return Failure(EvaluationOutcome.CRASHED, text, "bad_result", answer.output)

@@ -21,6 +21,7 @@ from accelopt_ray.devices.neuron.device import (
     described_inputs,
     header_of,
     input_files,
+    joined_output,
     measurement,
     source_failure,
     unless_failed,
@@ -68,7 +69,7 @@ class GenerationADevice(NeuronDevice):
         )
         if isinstance(answer, Failure):
             return answer
-        return collect_outputs(folder, len(answer.header["outputs"]), float(answer.header["run_s"]))
+        return collect_outputs(folder, answer)
 
     def measure(self, artifact: Artifact, inputs: Inputs, limits: Limits) -> Union[Measurement, Failure]:
         """Runs rounds until one is quiet; latency and counters are the profiler's, of each timed run."""
@@ -78,10 +79,12 @@ class GenerationADevice(NeuronDevice):
         def take_round() -> Sequence[float]:
             nonlocal output
             with tempfile.TemporaryDirectory(prefix="accelopt-ray-round-") as name:
-                output = self._run_round(artifact, inputs, Path(name), limits)
+                ran = self._run_round(artifact, inputs, Path(name), limits)
                 timed = range(self.rule.warmup_runs, self.rule.warmup_runs + self.rule.timed_runs)
                 folders = [Path(name) / f"run{index}" for index in timed]
-                taken.append(self._summaries([(folder / NEFF_NAME, folder / NTFF_NAME) for folder in folders]))
+                summaries, told = self._summaries([(folder / NEFF_NAME, folder / NTFF_NAME) for folder in folders])
+                taken.append(summaries)
+                output = joined_output(ran, told)
             return [latency_ms for latency_ms, _ in taken[-1]]
 
         try:

@@ -21,6 +21,7 @@ from accelopt_ray.devices.neuron.device import (
     described_inputs,
     header_of,
     input_files,
+    joined_output,
     measurement,
     source_failure,
     unless_failed,
@@ -68,7 +69,7 @@ class GenerationBDevice(NeuronDevice):
             "names": [str(name) for name in answer.header["names"]][: len(tensors)],
             "dtypes": [str(name) for name in answer.header["dtypes"]],
         }
-        return Artifact(self.name, pack(header, answer.payload))
+        return Artifact(self.name, pack(header, answer.payload), output=answer.output)
 
     def run(self, artifact: Artifact, inputs: Inputs, folder: Path, limits: Limits) -> Union[RunResult, Failure]:
         """Has the runner execute the compiled kernel once."""
@@ -78,7 +79,7 @@ class GenerationBDevice(NeuronDevice):
         )
         if isinstance(answer, Failure):
             return answer
-        return collect_outputs(folder, len(answer.header["outputs"]), float(answer.header["run_s"]))
+        return collect_outputs(folder, answer)
 
     def measure(self, artifact: Artifact, inputs: Inputs, limits: Limits) -> Union[Measurement, Failure]:
         """Times rounds on the device's own clock until one is quiet; counters come from a traced run of each."""
@@ -95,8 +96,9 @@ class GenerationBDevice(NeuronDevice):
                 answer = unless_failed(
                     run_with_core(f"{_WORKER}:run_round", pack(request, neff), all_runs, input_files(inputs), [name])
                 )
-                output = answer.output
-                counters.append(self._summaries([(Path(name) / NEFF_NAME, Path(name) / NTFF_NAME)])[0][1])
+                summaries, told = self._summaries([(Path(name) / NEFF_NAME, Path(name) / NTFF_NAME)])
+                counters.append(summaries[0][1])
+                output = joined_output(answer.output, told)
             return [float(value) for value in answer.header["durations_ms"]]
 
         try:

@@ -11,7 +11,7 @@ import json
 import math
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from accelopt_ray.devices.faults import DeviceFault
@@ -28,10 +28,12 @@ class ProfileSummary:
     Attributes:
         latency_ms: Total time on the device.
         counters: Every numeric field, by the profiler's name.
+        output: What the profiler printed beside the summary.
     """
 
     latency_ms: float
     counters: Mapping[str, float]
+    output: str = ""
 
 
 def parse_summary(text: str) -> ProfileSummary:
@@ -84,7 +86,7 @@ def summarise(profiler: Path, neff: Path, ntff: Path, timeout_s: float) -> Profi
         raise DeviceFault(
             f"{profiler.name} failed with exit code {done.returncode}: {done.stderr.strip()[-_SHOWN_CHARACTERS:]}"
         )
-    return parse_summary(done.stdout)
+    return replace(parse_summary(done.stdout), output=done.stderr.strip())
 
 
 def summarise_runs(argument: bytes) -> bytes:
@@ -94,7 +96,7 @@ def summarise_runs(argument: bytes) -> bytes:
         argument: JSON with ``profiler``, ``timeout_s`` and ``runs``, a list of (NEFF, NTFF) paths.
 
     Returns:
-        JSON: a list of (latency in milliseconds, counters), or an object with the ``fault``.
+        JSON object: ``summaries``, a list of (latency in milliseconds, counters), and ``output``; or the ``fault``.
     """
     request = json.loads(argument)
     try:
@@ -104,4 +106,8 @@ def summarise_runs(argument: bytes) -> bytes:
         ]
     except DeviceFault as fault:
         return json.dumps({"fault": str(fault)}).encode()
-    return json.dumps([(summary.latency_ms, dict(summary.counters)) for summary in summaries]).encode()
+    answer = {
+        "summaries": [(summary.latency_ms, dict(summary.counters)) for summary in summaries],
+        "output": "\n".join(dict.fromkeys(summary.output for summary in summaries if summary.output)),
+    }
+    return json.dumps(answer).encode()

@@ -11,6 +11,7 @@ import pytest
 from contract_kernels import SHAPE, scaling
 from standin_toolchain import StandinToolchain, install
 
+from accelopt_ray.analysis import load
 from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.devices.neuron.device import NeuronDevice
 from accelopt_ray.devices.neuron.toolchain import Generation
@@ -27,6 +28,10 @@ from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, TaskRef
 from accelopt_ray.outcome import EvaluationOutcome
+from accelopt_ray.search.candidates import Candidate
+from accelopt_ray.search.canonical import KernelSource
+from accelopt_ray.search.rows import measurement_row
+from accelopt_ray.trajectory import TrajectoryWriter
 from accelopt_ray.verify.references import ReferenceCache
 from nkibench.task import load_task
 
@@ -92,6 +97,22 @@ def test_a_compiler_error_carries_the_compilers_words(bench):
     failure = bench.run()
     assert isinstance(failure, Failure)
     assert failure.outcome is EvaluationOutcome.COMPILE_ERROR and "NCC_EVRF007" in failure.error_text
+
+
+def test_what_the_compiler_printed_is_kept_with_the_evaluation(bench_a, tmp_path):
+    bench_a.standin.behave(toolchain="compile_error")
+    task = load_task("silu")
+    reference = TaskRef("silu", tuple(task.reduced.items()))
+    job = EvaluationJob("e", reference, task.baseline_source(), "neuron", "published", seeds=(0,))
+    result = evaluate(job, bench_a.device, ReferenceCache(tmp_path / "cache"))
+    assert result.outcome is EvaluationOutcome.COMPILE_ERROR and "NCC_EVRF007" in result.error_text
+    assert result.toolchain_output.startswith("[run]\ncompiler pass 0\ncompiler pass 1\n")
+    assert result.toolchain_output.endswith("compiler pass 7999")
+    assert len(result.error_text) <= 4000 < len(result.toolchain_output) < 70_000
+    row = measurement_row("silu", 1, Candidate("c", KernelSource.of(job.source), result), result, 1.0)
+    TrajectoryWriter(tmp_path / "trajectory", "r").write("evaluations", [row])
+    [stored] = load(tmp_path).evaluations["toolchain_output"]
+    assert stored == result.toolchain_output
 
 
 def test_a_kernel_that_reads_out_of_bounds_fails_at_run_time(bench):
