@@ -260,7 +260,11 @@ class SweepSession:
             told = tuple(_task_outcome(task, outcome) for task, outcome in outcomes.items())
             state = replace(state, status=RunStatus.FINISHED, outcomes=told)
         self._keep(state)
-        speedups = ", ".join(f"{each.speedup:.3f}x" for each in state.outcomes if each.speedup is not None)
+        speedups = ", ".join(
+            f"{each.speedup:.3f}x{' (simulated)' if each.simulated else ''}"
+            for each in state.outcomes
+            if each.speedup is not None
+        )
         self._say(
             f"{state.name}: {state.status}{f' after {state.elapsed_s:.0f} s' if speedups else ''} "
             f"{speedups or state.error or 'without a result'}"

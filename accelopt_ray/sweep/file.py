@@ -65,7 +65,8 @@ class Scale(_Section):
         grid: Axes that replace the file's of the same name or come on top.
         variants: Variations that replace the file's, all of them.
         repeats: How often each combination is run, each time with the next seed.
-        slots: Evaluations at once, of all runs together; None for one for each CPU or NeuronCore that is there.
+        slots: Evaluations at once, of all runs together; None for one for each CPU or NeuronCore that is there, or for
+            as many as the runs can use where none is.
         keep_slots_s: Seconds that nothing needs a slot before it is given back, so that its node can go.
         concurrent_runs: Runs that share the slots at any time.
         budget: For all runs together.

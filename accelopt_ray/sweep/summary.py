@@ -62,15 +62,18 @@ def totals(names: Sequence[str], states: Mapping[str, RunState | None]) -> str:
 def comparison_lines(runs: Sequence[SweepRun], states: Mapping[str, RunState | None]) -> Iterator[str]:
     """Yields, for each value of what was varied, the geometric mean of the speed-ups of its finished runs."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    simulated = ""
     for run in runs:
         state = states.get(run.name)
-        speedups = [each.speedup for each in state.outcomes] if state is not None else []
+        outcomes = state.outcomes if state is not None else ()
+        speedups = [each.speedup for each in outcomes]
+        simulated = " (simulated)" if any(each.simulated for each in outcomes) else simulated
         for label in run.labels:
             found[label] += [each for each in speedups if each is not None]
     fields = Counter(field for field, _ in found)
     for (field, value), reached in found.items():
         if fields[field] > 1 and field != "repeat" and reached:
-            yield f"{field} {value}: {geometric_mean(reached):.3f}x over {len(reached)} searches"
+            yield f"{field} {value}: {geometric_mean(reached):.3f}x over {len(reached)} searches{simulated}"
 
 
 def write_summary(folder: Path, runs: Sequence[SweepRun], states: Mapping[str, RunState | None]) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from accelopt_ray.outcome import UserError
@@ -40,7 +40,6 @@ def _used(name: str, usd: float, evaluations: int, grant: Grant) -> RunState:
     return RunState(name, name, RunStatus.FINISHED, outcomes=(outcome,), grant=grant)
 
 
-@settings(deadline=None)
 @given(
     st.floats(0.01, 1e6),
     st.integers(3, 10**7),

@@ -90,7 +90,7 @@ def test_the_summary_accounts_for_every_run_and_says_why(tmp_path: Path) -> None
         "14 evaluations", "1.00 USD", "geometric mean 4.000x (simulated)",
     ):  # fmt: skip
         assert expected in text
-    assert "preset paper: 4.000x over 2 searches" in list(comparison_lines(sweep.runs, states))
+    assert "preset paper: 4.000x over 2 searches (simulated)" in list(comparison_lines(sweep.runs, states))
     path = write_summary(tmp_path, sweep.runs, states)
     rows = list(csv.DictReader(path.open(encoding="utf-8")))
     assert [row["run_status"] for row in rows] == ["finished", "finished", "failed", "not begun"]
