@@ -123,15 +123,22 @@ def _start_local(cpus: int | None) -> None:
     # Ray's memory monitor watches the machine, not us: when anything else fills it, it kills the run's own actors.
     # Candidates have limits of their own.
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=False,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=False,
+        )
+    except Exception as error:  # Ray raises it bare when its processes take too long to start
+        ray.shutdown()
+        cause = str(error).partition(". ")[0]
+        raise UserError(
+            f"the local Ray cluster did not start ({cause}): try again when the machine is less busy"
+        ) from error
 
 
 @contextmanager
