@@ -162,8 +162,14 @@ class Trajectory:
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
-        """``evaluations`` without the counters, which are in :attr:`counters`."""
-        return self._frame("evaluations", without=("counters",))
+        """``evaluations`` without counters and the toolchain's output: :attr:`counters`, :attr:`toolchain_outputs`."""
+        return self._frame("evaluations", without=("counters", "toolchain_output"))
+
+    @cached_property
+    def toolchain_outputs(self) -> pd.DataFrame:
+        """What compiler, runtime and profiler printed, for evaluations with such output: keys and the text."""
+        keys = ["run_id", "task", "evaluation_id", "candidate_id", "outcome"]
+        return typed_frame(self._read("evaluations", [*keys, "toolchain_output"])).dropna(subset=["toolchain_output"])
 
     @cached_property
     def counters(self) -> pd.DataFrame:

@@ -28,8 +28,10 @@ def pack_trees(trees: Sequence[Tree], budget_bytes: int = BUDGET_BYTES) -> tuple
     packed = _pack(trees, frozenset())
     if len(packed) <= budget_bytes:
         return packed, False
-    for fields in (frozenset({"diff"}), frozenset({"diff", "plan"}), frozenset({"diff", "plan", "error", "counters"})):
-        packed = _pack(trees, fields)
+    left_out: frozenset[str] = frozenset()
+    for fields in ({"output"}, {"diff"}, {"plan"}, {"error", "counters"}):
+        left_out |= fields
+        packed = _pack(trees, left_out)
         if len(packed) <= budget_bytes:
             break
     return packed, True

@@ -44,7 +44,7 @@ class Tree:
         task: The task.
         nodes: One mapping a candidate: ``id``, ``parent``, ``iteration``, ``row`` (place in its column, in units of the
             distance between nodes), ``outcome``, ``selected``, ``path`` (on the way to the best), ``facts``,
-            ``counters``, ``title``, and the texts ``plan``, ``diff`` and ``error``.
+            ``counters``, ``title``, and the texts ``plan``, ``diff``, ``error`` and ``output`` (the toolchain's).
         baseline_source: The baseline's text.
         best_source: The best kernel's text.
     """
@@ -72,6 +72,7 @@ def search_tree(trajectory: Trajectory, run_id: str, task: str) -> Tree:
     plans = _lookup(trajectory.plans, run_id, "plan_id", "plan_text")
     models = _lookup(trajectory.llm_calls, run_id, "call_id", "model")
     counters = _counters(trajectory.counters, run_id)
+    outputs = _lookup(trajectory.toolchain_outputs, run_id, "evaluation_id", "toolchain_output")
     selections = trajectory.selections
     chosen = selections[selections["run_id"].eq(run_id) & selections["task"].eq(task)]
     selected = set(chosen["candidate_id"])
@@ -102,6 +103,7 @@ def search_tree(trajectory: Trajectory, run_id: str, task: str) -> Tree:
                 "plan": _shortened(plan, PLAN_CHARACTERS),
                 "diff": _shortened(diff, DIFF_CHARACTERS),
                 "error": _shortened(str(row["error_text"] or ""), ERROR_CHARACTERS),
+                "output": _shortened(outputs.get(str(row["evaluation_id"]), ""), ERROR_CHARACTERS),
             }
         )
     _place(nodes)

@@ -111,8 +111,9 @@ def test_what_the_compiler_printed_is_kept_with_the_evaluation(bench_a, tmp_path
     assert len(result.error_text) <= 4000 < len(result.toolchain_output) < 70_000
     row = measurement_row("silu", 1, Candidate("c", KernelSource.of(job.source), result), result, 1.0)
     TrajectoryWriter(tmp_path / "trajectory", "r").write("evaluations", [row])
-    [stored] = load(tmp_path).evaluations["toolchain_output"]
-    assert stored == result.toolchain_output
+    outputs = load(tmp_path).toolchain_outputs
+    assert list(outputs["candidate_id"]) == ["c"]
+    assert list(outputs["toolchain_output"]) == [result.toolchain_output]
 
 
 def test_a_kernel_that_reads_out_of_bounds_fails_at_run_time(bench):
