@@ -159,13 +159,19 @@ class RunConfig(Section):
         return [load_task(location, self.shape_of(name)) for location, name in zip(self.tasks, names, strict=True)]
 
     def settings_of_each(self, count: int) -> SearchSettings:
-        """The settings of each of ``count`` searches that share the run's budgets of evaluations and money."""
+        """The settings of each of ``count`` searches that share the run's budgets; time passes for all at once."""
         settings = self.search_settings()
         if count <= 1:
             return settings
         evaluations, cost = settings.max_evaluations, settings.max_cost_usd
         share = None if evaluations is None or self.allocate == "adaptive" else max(1, evaluations // count)
-        return settings.replace(max_evaluations=share, max_cost_usd=None if cost is None else cost / count)
+        tokens, device_s = settings.max_total_tokens, settings.max_device_s
+        return settings.replace(
+            max_evaluations=share,
+            max_cost_usd=None if cost is None else cost / count,
+            max_total_tokens=None if tokens is None else max(1, tokens // count),
+            max_device_s=None if device_s is None else device_s / count,
+        )
 
     def search_settings(self) -> SearchSettings:
         """The search's settings.

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accelopt_ray.cli.options import MaxEvaluations, MaxMinutes, MaxUsd, Patience, StopAtPercentOfPeak, budgets
+from accelopt_ray.cli.options import (
+    MaxDeviceMinutes,
+    MaxEvaluations,
+    MaxMinutes,
+    MaxTotalTokens,
+    MaxUsd,
+    Patience,
+    StopAtPercentOfPeak,
+    budgets,
+)
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
@@ -56,6 +65,8 @@ def optimize(
     seed: Annotated[int | None, typer.Option(help="Root of every random choice.")] = None,
     max_evaluations: MaxEvaluations = None,
     max_usd: MaxUsd = None,
+    max_total_tokens: MaxTotalTokens = None,
+    max_device_minutes: MaxDeviceMinutes = None,
     max_minutes: MaxMinutes = None,
     stop_at_percent_of_peak: StopAtPercentOfPeak = None,
     patience: Patience = None,
@@ -108,7 +119,15 @@ def optimize(
             "experiences_per_iteration": experiences,
             "memory_capacity": memory_capacity,
             "fix_attempts": fix_attempts,
-            **budgets(max_evaluations, max_usd, max_minutes, stop_at_percent_of_peak, patience),
+            **budgets(
+                max_evaluations,
+                max_usd,
+                max_total_tokens,
+                max_device_minutes,
+                max_minutes,
+                stop_at_percent_of_peak,
+                patience,
+            ),
         },
         "models": _models(endpoint, model, api_key_env),
         "prices": None if prices is None else str(prices),

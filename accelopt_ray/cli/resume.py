@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accelopt_ray.cli.options import MaxEvaluations, MaxMinutes, MaxUsd, Patience, StopAtPercentOfPeak, budgets
+from accelopt_ray.cli.options import (
+    MaxDeviceMinutes,
+    MaxEvaluations,
+    MaxMinutes,
+    MaxTotalTokens,
+    MaxUsd,
+    Patience,
+    StopAtPercentOfPeak,
+    budgets,
+)
 from accelopt_ray.outcome import UserError
 
 if TYPE_CHECKING:
@@ -18,6 +27,8 @@ _EDITABLE = (
     "iterations",
     "max_evaluations",
     "max_cost_usd",
+    "max_total_tokens",
+    "max_device_s",
     "max_wall_s",
     "target_percent_of_peak",
     "stop_after_no_improvement",
@@ -30,6 +41,8 @@ def resume(
     iterations: Annotated[int | None, typer.Option("--iterations", "-T", help="Iterations in total.")] = None,
     max_evaluations: MaxEvaluations = None,
     max_usd: MaxUsd = None,
+    max_total_tokens: MaxTotalTokens = None,
+    max_device_minutes: MaxDeviceMinutes = None,
     max_minutes: MaxMinutes = None,
     stop_at_percent_of_peak: StopAtPercentOfPeak = None,
     patience: Patience = None,
@@ -51,7 +64,15 @@ def resume(
     stored = stored_run_id(run)
     changes: dict[str, object] = {
         "iterations": iterations,
-        **budgets(max_evaluations, max_usd, max_minutes, stop_at_percent_of_peak, patience),
+        **budgets(
+            max_evaluations,
+            max_usd,
+            max_total_tokens,
+            max_device_minutes,
+            max_minutes,
+            stop_at_percent_of_peak,
+            patience,
+        ),
         "pins": _pins(run, stored, pin) if pin else None,
     }
     config = load_config(path, {"output": str(run.absolute()), "search": changes})

@@ -62,6 +62,8 @@ class SearchContext:
         usable_replies: Model replies with text in the present iteration.
         model_calls: Calls finished.
         cost_usd: US dollars spent on them.
+        tokens: Prompt and completion tokens of them.
+        device_s: Seconds that evaluations have run on devices, those of earlier sessions of the run included.
         evaluations: Evaluations finished, under way, or reserved by an executor's call: otherwise all the calls of an
             iteration would have started before the first evaluation is counted.
         correct: Every candidate that has passed its whole check, by its id.
@@ -88,6 +90,8 @@ class SearchContext:
     usable_replies: int = 0
     model_calls: int = 0
     cost_usd: float = 0.0
+    tokens: int = 0
+    device_s: float = 0.0
     evaluations: int = 0
     correct: dict[str, Candidate] = field(default_factory=dict)
     provisional: dict[str, Attempt] = field(default_factory=dict)
@@ -106,6 +110,8 @@ class SearchContext:
             best_percent_of_peak=self.best.result.percent_of_peak if self.best is not None else None,
             evaluations=self.evaluations,
             cost_usd=self.cost_usd,
+            tokens=self.tokens,
+            device_s=self.device_s,
             elapsed_s=self.services.history.elapsed_s + time.monotonic() - self._started_s,
         )
 
@@ -164,6 +170,7 @@ class SearchContext:
         reply = await self.services.complete(call)
         self.model_calls += 1
         self.cost_usd += reply.cost_usd
+        self.tokens += reply.prompt_tokens + reply.completion_tokens
         if has_text(reply):
             self.usable_replies += 1
         if reply.outcome is not CallOutcome.OK:
@@ -218,7 +225,7 @@ class SearchContext:
         parent: KernelSource | None = None,
     ) -> EvaluationResult:
         """Evaluates a kernel; the evaluation has been reserved in :attr:`evaluations` by the caller."""
-        return await self.services.evaluate(
+        result = await self.services.evaluate(
             EvaluationJob(
                 evaluation_id=evaluation_id,
                 task=self.task_ref,
@@ -231,6 +238,9 @@ class SearchContext:
                 parent_source="" if parent is None else parent.text,
             )
         )
+        if not result.answered_from:
+            self.device_s += result.run_s
+        return result
 
     async def complete_check(self, attempt: Attempt) -> Attempt:
         """Makes the rest of an attempt's check; a device that measures also runs it in turns with its parent."""

@@ -78,6 +78,8 @@ class SearchSettings:
         target_percent_of_peak: End when the best kernel reaches this percentage of the hardware's limit.
         max_evaluations: No executor call starts that could lead beyond this many evaluations.
         max_cost_usd: No model call starts once this much is spent.
+        max_total_tokens: No model call starts once prompts and completions have taken this many.
+        max_device_s: No model call starts once evaluations have run on devices for this long together, in seconds.
         max_wall_s: No model call starts once the search has run this long, in seconds.
         stop_file: No model call starts once a file exists at this path.
         pins: Candidates that are carried beside every beam, each from the iteration given with it on.
@@ -116,6 +118,8 @@ class SearchSettings:
     target_percent_of_peak: float | None = None
     max_evaluations: int | None = None
     max_cost_usd: float | None = None
+    max_total_tokens: int | None = None
+    max_device_s: float | None = None
     max_wall_s: float | None = None
     stop_file: str | None = None
     pins: Mapping[str, int] = field(default_factory=dict)
@@ -141,14 +145,19 @@ class SearchSettings:
             ("show_tried_plans", 0, 1_000),
         ):
             _check_integer(name, getattr(self, name), low, high)
-        for name in ("stop_after_no_improvement", "max_evaluations"):
+        for name in ("stop_after_no_improvement", "max_evaluations", "max_total_tokens"):
             if getattr(self, name) is not None:
-                _check_integer(name, getattr(self, name), 1, 10**9)
+                _check_integer(name, getattr(self, name), 1, 10**15)
         for name in ("positive_threshold", "negative_threshold"):
             _check_number(name, getattr(self, name), 1.0, 1000.0)
         _check_number("plan_similarity", self.plan_similarity, 0.0, 1.0)
         _check_number("selection_share", self.selection_share, 0.01, 1.0)
-        for name, high_number in (("target_percent_of_peak", 100.0), ("max_cost_usd", 1e9), ("max_wall_s", 1e9)):
+        for name, high_number in (
+            ("target_percent_of_peak", 100.0),
+            ("max_cost_usd", 1e9),
+            ("max_device_s", 1e9),
+            ("max_wall_s", 1e9),
+        ):
             if getattr(self, name) is not None:
                 _check_number(name, getattr(self, name), 0.0, high_number)
         if self.check not in ("published", "strict"):

@@ -27,6 +27,8 @@ class SearchState:
         best_percent_of_peak: Percent of the hardware's limit that the best kernel reaches; None if not known.
         evaluations: Evaluations made or under way, and executor and fixer calls that will each lead to one.
         cost_usd: US dollars spent on finished calls.
+        tokens: Prompt and completion tokens of these calls.
+        device_s: Seconds that evaluations of this search have run on devices.
         elapsed_s: Seconds that the search has taken, those before it was resumed included.
     """
 
@@ -35,6 +37,8 @@ class SearchState:
     best_percent_of_peak: float | None
     evaluations: int
     cost_usd: float
+    tokens: int
+    device_s: float
     elapsed_s: float
 
 
@@ -126,6 +130,44 @@ class CostBudget:
 
 
 @dataclass(frozen=True)
+class TokenBudget:
+    """Ends when the tokens are used; exceeded by no more than the calls in flight."""
+
+    tokens: int
+    urgent: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"{self.tokens:,} tokens"
+
+    def reason(self, state: SearchState) -> str | None:
+        """See :class:`Stopper`."""
+        return f"budget of {self.tokens:,} tokens used" if state.tokens >= self.tokens else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return state.tokens / self.tokens
+
+
+@dataclass(frozen=True)
+class DeviceTime:
+    """Ends when evaluations have run for long enough; exceeded by no more than what is under way."""
+
+    seconds: float
+    urgent: ClassVar[bool] = True
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g} s of device time"
+
+    def reason(self, state: SearchState) -> str | None:
+        """See :class:`Stopper`."""
+        return f"budget of {self.seconds:g} s of device time used" if state.device_s >= self.seconds else None
+
+    def used(self, state: SearchState) -> float | None:
+        """See :class:`Stopper`."""
+        return state.device_s / self.seconds if self.seconds else 1.0
+
+
+@dataclass(frozen=True)
 class WallTime:
     """Ends when the time is up."""
 
@@ -171,6 +213,10 @@ def stoppers_for(settings: SearchSettings) -> list[Stopper]:
         rules.append(EvaluationBudget(settings.max_evaluations))
     if settings.max_cost_usd is not None:
         rules.append(CostBudget(settings.max_cost_usd))
+    if settings.max_total_tokens is not None:
+        rules.append(TokenBudget(settings.max_total_tokens))
+    if settings.max_device_s is not None:
+        rules.append(DeviceTime(settings.max_device_s))
     if settings.max_wall_s is not None:
         rules.append(WallTime(settings.max_wall_s))
     if settings.stop_file is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from scripted_world import World
 from stored_world import RUN_ID, StoredWorld, search_in, taken_up
 from test_search_loop import search, small
 
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.result import SearchStatus
 from accelopt_ray.trajectory import read_table, trajectory_digest
@@ -34,6 +36,27 @@ def test_each_budget_warns_for_itself_and_an_ample_one_does_not():
     told = [message for message in warnings(world) if "budget" in message]
     assert len(told) == 1
     assert "(0.3 USD)" in told[0]
+
+
+class TimedWorld(World):
+    """Every evaluation runs for two seconds on its device."""
+
+    def measure(self, job: EvaluationJob) -> EvaluationResult:
+        return replace(super().measure(job), run_s=2.0)
+
+
+def test_tokens_and_device_time_are_budgets():
+    world = World(bad_kernels=0.0)
+    whole = search(world, small("published"))
+    assert whole.status is SearchStatus.COMPLETED
+    world = World(bad_kernels=0.0)
+    result = search(world, small("published", max_total_tokens=200))
+    assert (result.status, result.reason) == (SearchStatus.STOPPED, "budget of 200 tokens used")
+    assert 0 < len(world.calls) < whole.model_calls
+    world = TimedWorld(bad_kernels=0.0)
+    result = search(world, small("published", max_device_s=20.0))
+    assert (result.status, result.reason) == (SearchStatus.STOPPED, "budget of 20 s of device time used")
+    assert 0 < len(world.calls) < whole.model_calls
 
 
 def test_a_pinned_candidate_is_carried_beside_the_beam(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
