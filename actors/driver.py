@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import json
 import logging
 import platform
@@ -16,20 +15,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
-from accelopt_ray.config import ROLES, RunConfig
+from accelopt_ray.config import RunConfig
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.records import TaskRef
 from accelopt_ray.outcome import UserError
-from accelopt_ray.search.services import ModelCall, ModelReply
-from accelopt_ray.tally import Tally, best_kernel_file
+from accelopt_ray.tally import Tally
 from accelopt_ray.trajectory import read_table
 from accelopt_ray.version import code_version
+from actors.connection import Connection, LateClient, connect
 from actors.events import Event, EventLog
 from actors.memory import RemoteStore
-from actors.models import ModelHosts, bring_up
 from actors.pool import Pool, ProfilerPool
 from actors.pool_state import PoolStatus
-from actors.services import RayServices, Rows
+from actors.services import RayServices
+from actors.telling import TOLD_COLUMNS, Telling
 
 if TYPE_CHECKING:
     from accelopt_ray.analysis.live import Snapshot
@@ -43,37 +42,6 @@ _LOG = logging.getLogger("accelopt_ray.driver")
 
 _RUN_ID: ContextVar[str] = ContextVar("run_id", default="")
 """The run on whose behalf code runs, for the logs."""
-
-_TOLD_COLUMNS: Mapping[str, tuple[str, ...]] = {
-    "evaluations": (
-        "task",
-        "candidate_id",
-        "parent_candidate_id",
-        "iteration",
-        "outcome",
-        "reason",
-        "error_text",
-        "device",
-        "simulated",
-        "latency_ms",
-        "percent_of_peak",
-        "speedup_vs_baseline",
-        "source_sha256",
-        "check",
-    ),
-    "llm_calls": (
-        "task",
-        "role",
-        "iteration",
-        "outcome",
-        "error_text",
-        "cost_usd",
-        "prompt_tokens",
-        "completion_tokens",
-    ),
-    "iterations": ("task", "iteration", "beam_candidate_ids"),
-}
-"""Tables that watchers hear of, and the columns that are worth sending; the texts stay in the trajectory."""
 
 
 @dataclass(frozen=True)
@@ -89,38 +57,6 @@ class Outcome:
     tally: Tally
     status: str
     reason: str
-
-
-@dataclass(frozen=True)
-class Connection:
-    """The way to the models.
-
-    Attributes:
-        client: A :class:`~accelopt_ray.agents.client.ModelClient`.
-        roles: Endpoints by role.
-        server: The offline rewriter, where it is the model and this run's own.
-        hosts: The models that this run has brought up.
-        keeping: Keeps these alive.
-    """
-
-    client: Any
-    roles: Mapping[str, Sequence[ModelEndpoint]]
-    server: Any
-    hosts: ModelHosts | None = None
-    keeping: asyncio.Task[None] | None = None
-
-
-class LateClient:
-    """Answers calls once the connection is made."""
-
-    def __init__(self, connecting: asyncio.Task[Connection]) -> None:
-        self._connecting = connecting
-
-    async def complete(self, call: ModelCall) -> ModelReply:
-        """As :meth:`ModelClient.complete`."""
-        connection = await asyncio.shield(self._connecting)
-        reply: ModelReply = await connection.client.complete(call)
-        return reply
 
 
 class SearchDriver:
@@ -159,7 +95,7 @@ class SearchDriver:
         self._hosted_urls = hosted_urls
         self._events = EventLog()
         self._tasks = {task.name: task for task in config.load_tasks()}
-        self._tallies = {name: Tally() for name in self._tasks}
+        self._telling = Telling(run_id, self._tasks, config.output, self._events)
         self._search: asyncio.Task[dict[str, SearchResult]] | None = None
         self._log = self._open_log(config.output / "logs")
 
@@ -179,7 +115,8 @@ class SearchDriver:
         finally:
             await self._close()
         return {
-            name: Outcome(self._tallies[name], str(result.status), result.reason) for name, result in results.items()
+            name: Outcome(self._telling.tallies[name], str(result.status), result.reason)
+            for name, result in results.items()
         }
 
     async def events(self, position: int, wait_s: float) -> list[Event]:
@@ -211,19 +148,21 @@ class SearchDriver:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await self._search
         await self._close()
-        return self._tallies
+        return self._telling.tallies
 
     async def _run(self) -> dict[str, SearchResult]:
         await self._recorder.lock.remote()
         past = None if self._edits is None else await self._restore()
         # Connecting takes about as long as the baseline's evaluation, which needs no model.
-        connecting = asyncio.get_running_loop().create_task(self._connect())
+        connecting = asyncio.get_running_loop().create_task(
+            connect(self._config, self._tell_of_hosting, self._rewriter, self._hosted_urls)
+        )
         limits = self._config.evaluation.limits()
         services = RayServices(
             LateClient(connecting),
             self._pool,
             self._recorder,
-            self._recorded,
+            self._telling.recorded,
             self._events,
             limits,
             past.askings if past is not None else {},
@@ -237,7 +176,8 @@ class SearchDriver:
             described.cancel()
             connecting.cancel()
             await asyncio.gather(described, connecting, return_exceptions=True)
-            await self._disconnect(connecting)
+            if not connecting.cancelled() and connecting.exception() is None:
+                await connecting.result().close(self._tell_of_hosting)
         return results
 
     async def _search_all(self, services: RayServices, past: Restored | None) -> dict[str, SearchResult]:
@@ -281,59 +221,13 @@ class SearchDriver:
 
         past = await asyncio.to_thread(restore, self._config.output, self._run_id)
         told: dict[str, list[dict[str, object]]] = {}
-        for table in ("sources", *_TOLD_COLUMNS):
+        for table in ("sources", *TOLD_COLUMNS):
             rows = await asyncio.to_thread(read_table, self._config.output, table, self._run_id)
-            self._record_in_tallies(table, rows.to_pylist())
-            if table in _TOLD_COLUMNS:
-                told[table] = rows.select(list(_TOLD_COLUMNS[table])).to_pylist()
+            self._telling.count(table, rows.to_pylist())
+            if table in TOLD_COLUMNS:
+                told[table] = rows.select(list(TOLD_COLUMNS[table])).to_pylist()
         self._events.append(Event("resumed", {"tables": told, "lost_calls": len(past.lost_calls)}))
         return past
-
-    async def _connect(self) -> Connection:
-        """Makes the client; without configured models, starts the offline rewriter for it."""
-        if self._config.replay is not None:
-            from accelopt_ray.agents.replay import replay_client
-
-            client = await asyncio.to_thread(replay_client, self._config.replay)
-            origin = f"replay:{self._config.replay}"
-            recorded = {role: [ModelEndpoint(origin, name) for name in client.models.get(role, ())] for role in ROLES}
-            return Connection(client, recorded, None)
-        # Imported in a thread, here where the actor lives: over a second in which actors and baseline get on.
-        client_module = await asyncio.to_thread(importlib.import_module, "accelopt_ray.agents.client")
-        server, hosts, hosted_urls = None, None, self._hosted_urls
-        wanted = self._config.hosted_models()
-        gpus_since_s = None
-        if wanted and hosted_urls is None:
-            hosts = await bring_up(wanted, self._config.hosting, self._config.output / "logs", self._tell_of_hosting)
-            hosted_urls, gpus_since_s = hosts.urls, hosts.since_s
-        roles = self._config.model_endpoints(hosted_urls or {})
-        if not self._config.models and self._rewriter is not None:
-            roles = {role: [self._rewriter] for role in ROLES}
-        elif not self._config.models:
-            rewriter = await asyncio.to_thread(importlib.import_module, "accelopt_ray.rewrite.server")
-            server = await asyncio.to_thread(rewriter.start_background)
-            roles = {role: [ModelEndpoint(server.base_url, server.model, max_in_flight=16)] for role in ROLES}
-        # Models that somebody else has brought up serve others, too, while this run does not ask them.
-        asked = client_module.ModelClient(
-            roles, self._config.price_table(), gpus_since_s=gpus_since_s, charge_idle=self._hosted_urls is None
-        )
-        keeping = asyncio.get_running_loop().create_task(hosts.keep(asked.move)) if hosts is not None else None
-        return Connection(asked, roles, server, hosts, keeping)
-
-    async def _disconnect(self, connecting: asyncio.Task[Connection]) -> None:
-        if connecting.cancelled() or connecting.exception() is not None:
-            return
-        connection = connecting.result()
-        await connection.client.close()
-        if connection.keeping is not None:
-            connection.keeping.cancel()
-            await asyncio.gather(connection.keeping, return_exceptions=True)
-        if connection.hosts is not None:
-            for model, usd in connection.client.idle_gpu_usd.items():
-                self._tell_of_hosting(f"{model} was idle for {usd:.2f} USD of GPU time after its last call")
-            await connection.hosts.stop()
-        if connection.server is not None:
-            await asyncio.to_thread(connection.server.stop)
 
     async def _record_run(self, connecting: asyncio.Task[Connection], past: Restored | None) -> None:
         started_at = datetime.now(timezone.utc)
@@ -362,7 +256,7 @@ class SearchDriver:
         lost = [dict(row) for row in past.lost_calls]
         if lost:
             await self._recorder.commit.remote("llm_calls", lost)
-            self._recorded("llm_calls", lost)
+            self._telling.recorded("llm_calls", lost)
         costs = [row["cost_usd"] for row in lost]
         row = {
             "resumed_at": resumed_at,
@@ -387,31 +281,6 @@ class SearchDriver:
             device = {}  # The driver's machine need not have it; each evaluation carries its own machine's.
         machine = {"python": platform.python_version(), "platform": platform.platform(), "host": platform.node()}
         return json.dumps({**device, **machine}, sort_keys=True)
-
-    def _recorded(self, table: str, rows: Rows) -> None:
-        before = {name: tally.best for name, tally in self._tallies.items()}
-        self._record_in_tallies(table, rows)
-        for row in rows if table in _TOLD_COLUMNS else ():
-            self._events.append(Event(table, {name: row.get(name) for name in _TOLD_COLUMNS[table]}))
-        for name, tally in self._tallies.items():
-            if table == "sources" or tally.best is not before[name]:
-                self._write_best(name)
-
-    def _record_in_tallies(self, table: str, rows: Rows) -> None:
-        for row in rows:
-            tally = self._tallies.get(str(row["task"]))
-            if tally is not None:
-                tally.record(table, [row])
-
-    def _write_best(self, name: str) -> None:
-        text = best_kernel_file(self._tallies[name], self._run_id, name)
-        if text is None:
-            return
-        path = self._config.output / "best" / f"{name}.py"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
 
     def _open_log(self, folder: Path) -> logging.Handler:
         """Writes what is logged on behalf of this run; other runs may live in the same process."""
