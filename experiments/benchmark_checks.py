@@ -123,7 +123,7 @@ def main() -> int:
         command += ["--cap-gib", str(arguments.cap_gib)]
         answer = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
         if answer.returncode:
-            print(answer.stderr.strip().splitlines()[-1])
+            print(answer.stderr.strip() or f"{name}: ended by signal {-answer.returncode}")
             return 1
         measured = json.loads(answer.stdout)
         missed |= _print(name, measured)
