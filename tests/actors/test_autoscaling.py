@@ -33,11 +33,11 @@ from accelopt_ray.trajectory import read_table  # noqa: E402
 from actors.cluster import connected  # noqa: E402
 from actors.pools import find_pools  # noqa: E402
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 CORES_PER_NODE = 2
 MOST_NODES = 3
-PATIENCE_S = 240.0
+PATIENCE_S = 360.0
 
 
 def cluster_config(gcs_address: str, v2: bool) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def cluster_config(gcs_address: str, v2: bool) -> dict[str, Any]:
 
     lists = ("initialization", "setup", "head_setup", "worker_setup", "head_start_ray", "worker_start_ray")
     return {
-        "cluster_name": "local", "provider": provider, "max_workers": MOST_NODES + 1, "idle_timeout_minutes": 0.05,
+        "cluster_name": "local", "provider": provider, "max_workers": MOST_NODES + 1, "idle_timeout_minutes": 0.2,
         "upscaling_speed": 10.0, "head_node_type": "ray.head.default", "auth": {}, "docker": {}, "file_mounts": {},
         "cluster_synced_files": [], "file_mounts_sync_continuously": False, "rsync_exclude": [], "rsync_filter": [],
         "available_node_types": {
