@@ -28,6 +28,7 @@ from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.outcome import EvaluationOutcome, UserError
 from accelopt_ray.sharing import FairQueue
 from actors.compile_pool import CompilePool
+from actors.logs import fields
 from actors.pool_state import PoolMetrics, PoolStatistics, PoolStatus, Slot, SlotState
 from actors.profiler import Compiled
 
@@ -189,7 +190,7 @@ class ProfilerPool:
                 continue
             self._slots[slot].evaluated += 1
             result = replace(result, queue_s=dispatched - arrived)
-            self._note(result, job, time.monotonic() - dispatched)
+            self._note(result, time.monotonic() - dispatched)
             return result
         return self._given_up(job, EvaluationOutcome.CRASHED, reason, fault)
 
@@ -268,6 +269,7 @@ class ProfilerPool:
         await asyncio.wait_for(_answer(self._workers[slot].core.remote()), _PROBE_TIMEOUT_S)
 
     def _replace(self, slot: int) -> None:
+        self._log(logging.WARNING, slot, "its worker was lost")
         self.statistics.workers_lost += 1
         self._metrics.note_lost()
         self._idle.forget(slot)
@@ -376,10 +378,10 @@ class ProfilerPool:
                 return
             if rest < MAX_RESTS:
                 self._show(slot, SlotState.RESTING, fault)
-                _LOG.warning("slot=%d core=%s state=resting reason=%s", slot, self._slots[slot].core, fault)
+                self._log(logging.WARNING, slot, fault)
                 await asyncio.sleep(self._rest_s * 2**rest)
         self._show(slot, SlotState.RETIRED, fault)
-        _LOG.error("slot=%d core=%s state=retired reason=%s", slot, self._slots[slot].core, fault)
+        self._log(logging.ERROR, slot, fault)
         useless = all(each.state in (SlotState.RETIRED, SlotState.GONE) for each in self._slots.values())
         if useless and (self._demand is None or self._open_slots() >= self._demand.most):
             self._all_retired.set()
@@ -394,20 +396,18 @@ class ProfilerPool:
         if state not in (SlotState.BUSY, SlotState.IDLE):
             self._metrics.show(self._slots, self._waiting)
 
-    def _note(self, result: EvaluationResult, job: EvaluationJob, duration_s: float) -> None:
+    def _note(self, result: EvaluationResult, duration_s: float) -> None:
         self.statistics.note(result)
         self._metrics.note(result, duration_s)
         self._metrics.show(self._slots, self._waiting)
-        _LOG.info(
-            "evaluation=%s task=%s core=%s outcome=%s reason=%s seconds=%.3f queued_s=%.3f",
-            result.evaluation_id,
-            job.task_name,
-            result.core,
-            result.outcome,
-            result.reason,
-            duration_s,
-            result.queue_s,
+
+    def _log(self, level: int, slot: int, reason: str) -> None:
+        shown = self._slots[slot]
+        busy_with = shown.detail if shown.state is SlotState.BUSY else None
+        text = fields(
+            slot=slot, core=shown.core, node=shown.node, state=shown.state, evaluation=busy_with, reason=reason
         )
+        _LOG.log(level, "slot %s", text)
 
     def _prepare(self, preparation: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(preparation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -12,9 +13,12 @@ from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult
 from accelopt_ray.search.rows import call_row, call_start_row, result_row
 from accelopt_ray.search.services import ModelCall, ModelReply
 from actors.events import Event, EventLog
+from actors.logs import fields
 from actors.pool import Pool
 
 Rows = Sequence[Mapping[str, object]]
+
+_LOG = logging.getLogger("accelopt_ray.evaluations")
 
 
 class Client(Protocol):
@@ -75,13 +79,39 @@ class RayServices:
         """
         result = await self._pool.evaluate(replace(job, limits=self._limits))
         await self._recorder.commit.remote("results", [result_row(job, result)])
+        _LOG.info("evaluated %s", _of_result(job, result))
         return result
 
     async def record(self, table: str, rows: Rows) -> None:
         """Hands rows to the recorder."""
         await self._recorder.add.remote(table, list(rows))
         self._recorded(table, rows)
+        for row in rows if table == "evaluations" else ():
+            _LOG.info("candidate %s", _of_row(row))
 
     def progress(self, event: str, **values: object) -> None:
         """Tells watchers of what is no row of any table."""
         self._events.append(Event(event, values))
+
+
+def _of_result(job: EvaluationJob, result: EvaluationResult) -> str:
+    return fields(
+        task=job.task_name,
+        iteration=job.iteration,
+        evaluation=result.evaluation_id,
+        core=result.core,
+        outcome=result.outcome,
+        reason=result.reason,
+        latency_ms=result.latency_ms,
+        compile_s=result.compile_s,
+        run_s=result.run_s,
+        queue_s=result.queue_s,
+        answered_from=result.answered_from,
+    )
+
+
+def _of_row(row: Mapping[str, object]) -> str:
+    """A candidate's own line: which evaluation is whose may be settled only at the iteration's end."""
+    names = ("task", "iteration", "core", "outcome", "reason", "latency_ms", "answered_from")
+    ids = {"candidate": row.get("candidate_id"), "evaluation": row.get("evaluation_id")}
+    return fields(**ids, **{name: row.get(name) for name in names})
