@@ -24,6 +24,7 @@ from accelopt_ray.trajectory import read_table
 from accelopt_ray.version import code_version
 from actors.connection import Connection, LateClient, connect
 from actors.events import Event, EventLog
+from actors.logs import run_formatter
 from actors.memory import RemoteStore
 from actors.pool import Pool, ProfilerPool
 from actors.pool_state import PoolStatus
@@ -286,7 +287,7 @@ class SearchDriver:
         """Writes what is logged on behalf of this run; other runs may live in the same process."""
         folder.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(folder / "driver.log", encoding="utf-8", delay=True)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        handler.setFormatter(run_formatter(self._run_id))
         handler.addFilter(lambda _: _RUN_ID.get() == self._run_id)
         logging.getLogger("accelopt_ray").addHandler(handler)
         logging.getLogger("accelopt_ray").setLevel(logging.INFO)
