@@ -15,6 +15,8 @@ from accelopt_ray.outcome import UserError
 
 _ACTIVE = frozenset({JobStatus.PENDING, JobStatus.RUNNING})
 _MOST_SUBMISSIONS = 10_000
+_TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env")
+"""Ray's loggers that tell of every packed file and closed socket."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,8 @@ class Jobs:
         Raises:
             UserError: It does not answer, or wants another token.
         """
-        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.ERROR)
+        for name in _TALKATIVE:
+            logging.getLogger(name).setLevel(logging.ERROR)
         try:
             self._client = JobSubmissionClient(address)
         except (ConnectionError, RuntimeError, ValueError) as error:
