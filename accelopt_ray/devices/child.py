@@ -20,7 +20,6 @@ What holds where:
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import selectors
@@ -28,18 +27,16 @@ import shutil
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import tempfile
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import accelopt_ray
 from accelopt_ray.devices import confinement
-from accelopt_ray.devices.launcher import FRAME_ANSWER, FRAME_EXCEPTION, FRAME_MEMORY, HEADER, descendants
+from accelopt_ray.devices.launcher import FRAME_ANSWER, FRAME_EXCEPTION, FRAME_MEMORY, descendants
+from accelopt_ray.devices.launching import LAUNCHER, LauncherLostError
+from accelopt_ray.devices.processes import proportional_bytes, resident_bytes, session_of
 from accelopt_ray.devices.protocol import Limits
 from accelopt_ray.outcome import StrEnum
 
@@ -50,21 +47,6 @@ _CONFINED_PROCESSES = 64
 _CONFINED_FILES = 256
 _TOOLCHAIN_PROCESSES = 512
 _TOOLCHAIN_FILE_BYTES = 16 << 30
-_PRELOAD = (
-    "numpy",
-    "ml_dtypes",
-    "accelopt_ray.nki_sim.serialize",
-    "accelopt_ray.nki_sim.tracer",
-    "accelopt_ray.nki_sim.validate",
-    "accelopt_ray.nki_sim.numerics",
-    "accelopt_ray.nki_sim.cost",
-    "accelopt_ray.devices.simulator_worker",
-)
-# Nothing else of the parent's environment reaches a child: no keys, no tokens, no proxy settings.
-# The loader reads LD_LIBRARY_PATH when a process starts, so it cannot be given to a worker later.
-_ENVIRONMENT_NAMES = (
-    "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LD_LIBRARY_PATH",
-)  # fmt: skip
 
 
 class ChildEnd(StrEnum):
@@ -155,17 +137,13 @@ def run_child(task: ChildTask, limits: Limits) -> ChildResult:
         for attempt in range(2):
             try:
                 return _Supervision(task, limits, folder, started).run()
-            except _LauncherLost as lost:
-                _launcher.discard()
+            except LauncherLostError as lost:
+                LAUNCHER.discard()
                 if attempt == 1:
                     raise ChildError(f"no child process could be started: {lost}") from lost
         raise AssertionError("unreachable")
     finally:
         _remove_folder(folder)
-
-
-class _LauncherLost(Exception):
-    """The launcher ended before it acted on a request."""
 
 
 class _Supervision:
@@ -193,7 +171,7 @@ class _Supervision:
                 argument.write(self._task.argument)
                 argument.flush()
                 try:
-                    _launcher.send(self._request(), [theirs.fileno(), argument.fileno(), result.fileno(), output_write])
+                    LAUNCHER.send(self._request(), [theirs.fileno(), argument.fileno(), result.fileno(), output_write])
                 finally:
                     os.close(output_write)
                     theirs.close()
@@ -211,7 +189,7 @@ class _Supervision:
             # A driver maps ranges far beyond what is used; the memory watch counts what is.
             resources.append(("RLIMIT_FSIZE", _TOOLCHAIN_FILE_BYTES))
         else:
-            address_space = self._limits.memory_bytes + self._task.mapped_bytes + _launcher.address_space_bytes()
+            address_space = self._limits.memory_bytes + self._task.mapped_bytes + LAUNCHER.address_space_bytes()
             resources.append(("RLIMIT_AS", address_space))
         if single_threaded:
             largest_file = max(_CONFINED_FOLDER_BYTES, self._task.max_answer_bytes)
@@ -310,10 +288,10 @@ class _Supervision:
         if self._task.confined and len(living) > self._most_processes:
             self._too_many_processes = True
             return ChildEnd.CRASHED
-        total = sum(map(_resident_bytes, living))
+        total = sum(map(resident_bytes, living))
         if total > self._limits.memory_bytes:
             # Pages that forked processes share were counted once for each; the exact figure takes longer to get.
-            total = sum(map(_proportional_bytes, living))
+            total = sum(map(proportional_bytes, living))
         self._peak_bytes = max(self._peak_bytes, total)
         return ChildEnd.MEMORY_LIMIT if total > self._limits.memory_bytes else None
 
@@ -327,7 +305,7 @@ class _Supervision:
         if not supervisor or "exit_code" in self._status:
             return
         for pid in (supervisor, *descendants(supervisor), *self._known):
-            if _session_of(pid) == supervisor or pid == supervisor or pid in descendants(supervisor):
+            if session_of(pid) == supervisor or pid == supervisor or pid in descendants(supervisor):
                 try:
                     os.kill(pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
@@ -336,7 +314,7 @@ class _Supervision:
     def _conclude(self, result: int) -> ChildResult:
         status = self._status
         if "pid" not in status and self._verdict is None:
-            raise _LauncherLost("the launcher ended")
+            raise LauncherLostError("the launcher ended")
         end, answer, detail = self._read_end(result)
         return ChildResult(
             end=end,
@@ -385,106 +363,6 @@ class _Supervision:
         if kind == FRAME_EXCEPTION:
             return ChildEnd.RAISED, b"", body.decode(errors="replace")
         return ChildEnd.CRASHED, b"", "wrote a result that cannot be read"
-
-
-class _Launcher:
-    """This process's launcher, started on first use; safe to use from several threads and after a fork."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._owner = 0
-
-    def send(self, body: bytes, descriptors: Sequence[int]) -> None:
-        with self._lock:
-            if self._socket is None or self._owner != os.getpid():
-                self._start()
-            assert self._socket is not None
-            try:
-                socket.send_fds(self._socket, [HEADER.pack(len(body))], descriptors)
-                self._socket.sendall(body)
-            except OSError as error:
-                raise _LauncherLost(str(error)) from error
-
-    def discard(self) -> None:
-        """Ends the launcher; the next request starts a new one."""
-        with self._lock:
-            if self._socket is not None:
-                self._socket.close()
-            if self._process is not None and self._owner == os.getpid():
-                try:
-                    self._process.wait(_GRACE_S)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
-            self._socket = self._process = None
-
-    def address_space_bytes(self) -> int:
-        """Virtual memory that every child starts with, which an address-space limit must leave room for."""
-        if self._process is None:
-            return 1 << 30
-        try:
-            with open(f"/proc/{self._process.pid}/statm", encoding="ascii") as statm:
-                return int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError):
-            return 1 << 30
-
-    def _start(self) -> None:
-        ours, theirs = socket.socketpair()
-        root = str(Path(accelopt_ray.__file__).resolve().parent.parent)
-        paths = list(dict.fromkeys([root, *(path for path in sys.path if path)]))
-        program = (
-            "import sys; sys.path[:] = sys.argv[2].split(chr(10));"
-            "import socket; from accelopt_ray.devices import launcher;"
-            "launcher.serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3].split(','))"
-        )
-        threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
-        environment = {name: os.environ[name] for name in _ENVIRONMENT_NAMES if name in os.environ}
-        environment |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": threads}
-        environment.setdefault("OPENBLAS_NUM_THREADS", threads)
-        with theirs:
-            self._process = subprocess.Popen(
-                # -S and -s: no site customisation runs, so that the start is quick and the same everywhere.
-                [sys.executable, "-S", "-s", "-c", program, str(theirs.fileno()), "\n".join(paths), ",".join(_PRELOAD)],
-                env=environment,
-                cwd=tempfile.gettempdir(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
-        self._socket, self._owner = ours, os.getpid()
-
-
-_launcher = _Launcher()
-atexit.register(_launcher.discard)
-
-
-def _resident_bytes(pid: int) -> int:
-    """Memory that is the process's own: mapped tensor files do not count, they can be dropped at any time."""
-    return _sum_fields(f"/proc/{pid}/status", ("RssAnon:", "RssShmem:", "VmSwap:"))
-
-
-def _proportional_bytes(pid: int) -> int:
-    """As :func:`_resident_bytes`, each shared page divided by the number of processes that share it."""
-    return _sum_fields(f"/proc/{pid}/smaps_rollup", ("Pss_Anon:", "Pss_Shmem:", "SwapPss:"))
-
-
-def _sum_fields(path: str, fields: tuple[str, ...]) -> int:
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:
-            return sum(int(line.split()[1]) * 1024 for line in file if line.startswith(fields))
-    except OSError:  # the process has ended
-        return 0
-
-
-def _session_of(pid: int) -> int:
-    try:
-        return os.getsid(pid)
-    except (ProcessLookupError, PermissionError):
-        return 0
 
 
 def _signal_name(number: int) -> str:
