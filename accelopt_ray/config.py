@@ -78,7 +78,7 @@ class RunConfig(Section):
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
         allocate: How several tasks share budgets: ``even`` gives each the same part, ``adaptive`` moves the budget of
-            evaluations to where the next ones promise most.
+            money, or without one that of evaluations, to where it promises most.
     """
 
     task: str
@@ -164,11 +164,13 @@ class RunConfig(Section):
         if count <= 1:
             return settings
         evaluations, cost = settings.max_evaluations, settings.max_cost_usd
-        share = None if evaluations is None or self.allocate == "adaptive" else max(1, evaluations // count)
+        # The budget that moves is shared out round by round, not here.
+        adaptive = self.allocate == "adaptive"
+        share = None if evaluations is None or (adaptive and cost is None) else max(1, evaluations // count)
         tokens, device_s = settings.max_total_tokens, settings.max_device_s
         return settings.replace(
             max_evaluations=share,
-            max_cost_usd=None if cost is None else cost / count,
+            max_cost_usd=None if cost is None or adaptive else cost / count,
             max_total_tokens=None if tokens is None else max(1, tokens // count),
             max_device_s=None if device_s is None else device_s / count,
         )

@@ -182,7 +182,7 @@ class SearchDriver:
         return results
 
     async def _search_all(self, services: RayServices, past: Restored | None) -> dict[str, SearchResult]:
-        from accelopt_ray.search.allocation import AdaptiveTurns, Allowance
+        from accelopt_ray.search.allocation import AdaptiveTurns, Allowance, DollarPurse, EvaluationPurse
         from accelopt_ray.search.context import all_or_cancel
         from accelopt_ray.search.history import History
         from accelopt_ray.search.loop import run_search
@@ -190,10 +190,13 @@ class SearchDriver:
 
         prompts = self._config.prompt_library()
         settings = self._config.settings_of_each(len(self._tasks))
-        total = self._config.search_settings().max_evaluations
+        total = self._config.search_settings()
         turns = None
-        if self._config.allocate == "adaptive" and total is not None and len(self._tasks) > 1:
-            turns = AdaptiveTurns(list(self._tasks), total)
+        if self._config.allocate == "adaptive" and len(self._tasks) > 1:
+            if total.max_cost_usd is not None:
+                turns = AdaptiveTurns(list(self._tasks), DollarPurse(total.max_cost_usd))
+            elif total.max_evaluations is not None:
+                turns = AdaptiveTurns(list(self._tasks), EvaluationPurse(total.max_evaluations))
         if self._config.memory_from is not None:
             await asyncio.to_thread(bring_lessons, self._config.output, self._config.memory_from)
         lessons = read_lessons(self._config.output)

@@ -140,6 +140,9 @@ def optimize(
         "output": None if output is None else str(output),
     }
     resolved = load_config(config, overrides, defaults)
+    limits = resolved.search_settings()
+    if resolved.allocate == "adaptive" and limits.max_cost_usd is None and limits.max_evaluations is None:
+        raise UserError("--allocate adaptive moves a budget and there is none: give --max-usd or --max-evaluations")
     found = usable_tasks(resolved)
     locations = ",".join(task.location for task in found)
     run_config = resolved.model_copy(update={"task": locations, "output": resolved.output.absolute()})

@@ -1,8 +1,10 @@
-"""Moving a total budget of evaluations between the searches of one run, to where the next ones promise most.
+"""Moving a total budget between the searches of one run, to where what it buys next promises most.
+
+The budget is one of US dollars or one of evaluations.
 
 The rule, in rounds. In the first round every task runs one iteration. Then, round by round, the more promising half of
 the tasks that still search (rounded up) runs one iteration each, and the others wait. A task's promise is its expected
-gain per evaluation: the logarithm of its best latency's fall in an iteration, over the evaluations that iteration made,
+gain per dollar or evaluation: the logarithm of its best latency's fall in an iteration, over what that iteration took,
 averaged over its iterations with each one weighing as much as all before it; it starts from a tenth of what lies
 between baseline and the hardware's limit, and never exceeds what is left until there. An iteration that brings nothing
 halves the promise, so a task that has stalled gives way, and one that waits keeps its promise and gets its turn.
@@ -17,7 +19,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Union
 
 from accelopt_ray.search.stoppers import SearchState
 
@@ -33,11 +35,47 @@ class Standing:
         latency_ms: Of its best kernel.
         percent_of_peak: Of its best kernel; None if not known.
         evaluations: Made so far.
+        cost_usd: US dollars spent so far.
     """
 
     latency_ms: float
     percent_of_peak: float | None
     evaluations: int
+    cost_usd: float = 0.0
+
+
+@dataclass(frozen=True)
+class EvaluationPurse:
+    """A total budget of evaluations."""
+
+    amount: int
+    least: ClassVar[float] = 1.0
+    """What a task is granted and an iteration is taken to have used at least."""
+
+    def __str__(self) -> str:
+        return f"{self.amount} evaluations"
+
+    def spent(self, standing: Standing | SearchState) -> float:
+        """How much of it a task has used."""
+        return standing.evaluations
+
+
+@dataclass(frozen=True)
+class DollarPurse:
+    """A total budget of US dollars."""
+
+    amount: float
+    least: ClassVar[float] = 1e-6
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} USD"
+
+    def spent(self, standing: Standing | SearchState) -> float:
+        """How much of it a task has used."""
+        return standing.cost_usd
+
+
+Purse = Union[EvaluationPurse, DollarPurse]
 
 
 class Turns(Protocol):
@@ -54,22 +92,22 @@ class Turns(Protocol):
 class _Account:
     standing: Standing
     promise: float | None = None
-    allowance: int | None = None
+    allowance: float | None = None
 
 
 class AdaptiveTurns:
     """The rule above; belongs to one event loop."""
 
-    def __init__(self, tasks: Sequence[str], max_evaluations: int) -> None:
+    def __init__(self, tasks: Sequence[str], purse: Purse) -> None:
         """Starts with no round run.
 
         Args:
             tasks: Names of all tasks; the first round waits for each of them.
-            max_evaluations: Budget of all together.
+            purse: Budget of all together.
         """
         self._order = list(tasks)
         self._searching = set(tasks)
-        self._max_evaluations = max_evaluations
+        self._purse = purse
         self._accounts: dict[str, _Account] = {}
         self._waiting: dict[str, asyncio.Future[str | None]] = {}
 
@@ -91,10 +129,15 @@ class AdaptiveTurns:
         self._waiting.pop(task, None)
         self._start_round()
 
-    def allowance(self, task: str) -> int:
-        """How many evaluations a task may have made by the end of the present round."""
+    @property
+    def purse(self) -> Purse:
+        """The budget of all together."""
+        return self._purse
+
+    def allowance(self, task: str) -> float:
+        """How much of the budget a task may have used by the end of the present round."""
         account = self._accounts.get(task)
-        return self._max_evaluations if account is None or account.allowance is None else account.allowance
+        return self._purse.amount if account is None or account.allowance is None else account.allowance
 
     def _update(self, task: str, standing: Standing) -> None:
         account = self._accounts.get(task)
@@ -102,25 +145,26 @@ class AdaptiveTurns:
         if account is None:
             self._accounts[task] = _Account(standing)
             return
-        made = max(1, standing.evaluations - account.standing.evaluations)
-        gain = math.log(account.standing.latency_ms / standing.latency_ms) / made
-        before = account.promise if account.promise is not None else _INITIAL_SHARE * headroom / made
-        promise = min((before + gain) / 2, headroom / made)
+        used = max(self._purse.least, self._purse.spent(standing) - self._purse.spent(account.standing))
+        gain = math.log(account.standing.latency_ms / standing.latency_ms) / used
+        before = account.promise if account.promise is not None else _INITIAL_SHARE * headroom / used
+        promise = min((before + gain) / 2, headroom / used)
         self._accounts[task] = replace(account, standing=standing, promise=promise)
 
     def _start_round(self) -> None:
         waiting = [task for task in self._order if task in self._waiting and not self._waiting[task].done()]
         if not waiting or self._searching - set(waiting):
             return
-        left = self._max_evaluations - sum(account.standing.evaluations for account in self._accounts.values())
+        left = self._purse.amount - sum(self._purse.spent(account.standing) for account in self._accounts.values())
         if left <= 0:
             for task in waiting:
-                self._waiting.pop(task).set_result(f"total budget of {self._max_evaluations} evaluations used")
+                self._waiting.pop(task).set_result(f"total budget of {self._purse} used")
             return
         chosen = self._chosen(waiting)
         for task in chosen:
             account = self._accounts[task]
-            allowance = account.standing.evaluations + max(1, left // len(chosen))
+            share = left // len(chosen) if isinstance(self._purse, EvaluationPurse) else left / len(chosen)
+            allowance = self._purse.spent(account.standing) + max(self._purse.least, share)
             self._accounts[task] = replace(account, allowance=allowance)
             self._waiting.pop(task).set_result(None)
 
@@ -146,7 +190,8 @@ class Allowance:
 
     def reason(self, state: SearchState) -> str | None:
         """See :class:`~accelopt_ray.search.stoppers.Stopper`."""
-        return "total budget of evaluations used" if state.evaluations >= self.turns.allowance(self.task) else None
+        purse = self.turns.purse
+        return f"total budget of {purse} used" if purse.spent(state) >= self.turns.allowance(self.task) else None
 
     def used(self, state: SearchState) -> float | None:
         """See :class:`~accelopt_ray.search.stoppers.Stopper`."""

@@ -173,7 +173,8 @@ class _Search:
         best = self._context.best
         if best is None:
             return None
-        return Standing(best.latency_ms, best.result.percent_of_peak, self._context.evaluations)
+        context = self._context
+        return Standing(best.latency_ms, best.result.percent_of_peak, context.evaluations, context.cost_usd)
 
     async def _evaluate_baseline(self) -> EvaluationResult:
         context, task = self._context, self._context.task

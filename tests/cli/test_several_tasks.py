@@ -46,3 +46,5 @@ def test_budgets_are_of_the_whole_run():
     assert (each.max_evaluations, each.max_cost_usd) == (50, 1.5)
     shared = config(search={"max_evaluations": 101}, allocate="adaptive").settings_of_each(2)
     assert shared.max_evaluations is None
+    moved = config(search={"max_evaluations": 101, "max_cost_usd": 3.0}, allocate="adaptive").settings_of_each(2)
+    assert (moved.max_evaluations, moved.max_cost_usd) == (50, None), "the money moves, the rest is shared evenly"
