@@ -68,7 +68,7 @@ _ACTORS = {
 }
 _ACTORS_SHARE = 0.12
 _COMMAND_SHARE = 0.08
-_AT_ONCE = 4
+_AT_ONCE = 6
 _EVALUATION_S = (0.05, 0.3)
 _TORN_SHARE = 0.3
 _RUN_ID = "run"
@@ -158,36 +158,31 @@ def main() -> int:
 
 def _trials(folder: Path, kills: int, draw: random.Random) -> Iterator[Trial]:
     commands, on_actors = round(kills * _COMMAND_SHARE), round(kills * _ACTORS_SHARE)
-    kinds = ["actors"] * on_actors + ["process"] * (kills - on_actors - commands) + ["command"] * commands
-    victims = {"actors": list(_ACTORS), "process": ["process"], "command": ["command", "machine"]}
+    outputs = (folder / f"run-{number}" for number in range(kills))
     whole = folder / "whole"
     with connected(os.cpu_count()) as cluster:
         start_run(_config(whole), _RUN_ID, cluster).result()
-        parts, expected = _parts(whole), trajectory_digest(whole, _RUN_ID)
-        print(f"undisturbed: {parts} writes, digest {expected[:12]}", flush=True)
-    planned = [
-        (kind, folder / f"run-{number}", Kill.drawn(draw, victims[kind], parts)) for number, kind in enumerate(kinds)
-    ]
+    parts, expected = _parts(whole), trajectory_digest(whole, _RUN_ID)
     with start_background() as server, ThreadPoolExecutor(_AT_ONCE) as pool:
-        rewriter = ModelEndpoint(server.base_url, server.model, max_in_flight=16)
-
-        def tried(plan: tuple[str, Path, Kill]) -> Trial:
-            kind, output, kill = plan
-            if kind == "process":
-                return _trial_of_process(output, whole, rewriter, kill, expected)
-            return _trial_of_command(output, kill, expected)
-
-        for trial in pool.map(tried, [plan for plan in planned if plan[0] != "actors"]):
-            yield _shown(trial, parts)
+        session = _Session(whole, ModelEndpoint(server.base_url, server.model, max_in_flight=16))
+        session.start(folder / "alone").join()
+        # Fewer writes, since more rows are ready when one is made.
+        parts_alone = _parts(folder / "alone")
+        print(f"undisturbed: {parts} writes, {parts_alone} of one process, digest {expected[:12]}", flush=True)
+        alone = [
+            (next(outputs), Kill.drawn(draw, ["process"], parts_alone)) for _ in range(kills - on_actors - commands)
+        ]
+        yield from pool.map(lambda each: _shown(_trial_of_process(session, each[0], each[1], expected)), alone)
+        commanded = [(next(outputs), Kill.drawn(draw, ["command", "machine"], parts)) for _ in range(commands)]
+        yield from pool.map(lambda each: _shown(_trial_of_command(each[0], each[1], expected)), commanded)
     with connected(os.cpu_count()) as cluster:
-        for kind, output, kill in planned:
-            if kind == "actors":
-                yield _shown(_trial_on(cluster, output, kill, expected), parts)
+        for output in outputs:
+            yield _shown(_trial_on(cluster, output, Kill.drawn(draw, list(_ACTORS), parts), expected))
 
 
-def _shown(trial: Trial, parts: int) -> Trial:
+def _shown(trial: Trial) -> Trial:
     print(
-        f"{trial.victim:<14} killed after {trial.parts:>3} of {parts} writes  "
+        f"{trial.victim:<14} killed after {trial.parts:>3} writes  "
         f"{'equal' if trial.equal else 'DIFFERENT'}  repeated {trial.repeated}  lost {trial.lost_calls}  "
         f"sessions {trial.sessions}  {trial.wall_s:.1f} s",
         flush=True,
@@ -229,27 +224,35 @@ def _run_in_this_process(output: Path, whole: Path, rewriter: ModelEndpoint) -> 
     asyncio.run(session())
 
 
-def _trial_of_process(output: Path, whole: Path, rewriter: ModelEndpoint, kill: Kill, expected: str) -> Trial:
-    """Kills the one process of a run."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "accelopt_ray.search.loop", "accelopt_ray.agents.client"])
+class _Session:
+    """Starts sessions of runs as one process each."""
 
-    def start() -> BaseProcess:
-        process = context.Process(target=_run_in_this_process, args=(output, whole, rewriter))
+    def __init__(self, whole: Path, rewriter: ModelEndpoint) -> None:
+        self._whole = whole
+        self._rewriter = rewriter
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([__name__, "accelopt_ray.search.loop", "accelopt_ray.agents.client"])
+
+    def start(self, output: Path) -> BaseProcess:
+        """Starts a run, or takes it up."""
+        process = self._context.Process(target=_run_in_this_process, args=(output, self._whole, self._rewriter))
         process.start()
         return process
 
+
+def _trial_of_process(session: _Session, output: Path, kill: Kill, expected: str) -> Trial:
+    """Kills the one process of a run."""
     started = time.monotonic()
-    process = start()
+    process = session.start(output)
     _wait_for(kill, output, lambda: not process.is_alive())
     process.kill()
     process.join()
     ended, sessions = process.exitcode == 0, 1
-    journal = _after_the_kill(output, kill)
+    journal = _after_the_kill(output, kill, ended)
     while not ended:
         if sessions == MOST_SESSIONS:
             raise RuntimeError(f"{output} does not come to an end; see {output / 'logs'}")
-        process = start()
+        process = session.start(output)
         process.join()
         ended, sessions = process.exitcode == 0, sessions + 1
     return _judged(kill, output, sessions, journal, expected, time.monotonic() - started)
@@ -263,7 +266,7 @@ def _trial_on(cluster: Cluster, output: Path, kill: Kill, expected: str) -> Tria
     _wait_for(kill, output, lambda: bool(ray.wait([run.finished], timeout=0)[0]))
     _kill_actors(_ACTORS[kill.victim], 1 if kill.victim == "profiler" else None)
     fault, sessions = _fault(run), 1
-    journal = _after_the_kill(output, kill)
+    journal = _after_the_kill(output, kill, not fault)
     while fault:
         if sessions == MOST_SESSIONS:
             raise RuntimeError(f"{output} does not come to an end: {fault}")
@@ -294,7 +297,7 @@ def _trial_of_command(output: Path, kill: Kill, expected: str) -> Trial:
         _kill(each)
     sessions, code = 1, process.wait()
     psutil.wait_procs(family, timeout=30)
-    journal = _after_the_kill(output, kill)
+    journal = _after_the_kill(output, kill, code == 0)
     while code != 0:
         if sessions == MOST_SESSIONS:
             raise RuntimeError(f"{output} does not come to an end; see {output / 'logs'}")
@@ -345,10 +348,10 @@ def _kill(process: psutil.Process) -> None:
         return  # it has ended by itself
 
 
-def _after_the_kill(output: Path, kill: Kill) -> Journal:
-    """Cuts the newest file short where that is wanted, and notes what is on disk."""
+def _after_the_kill(output: Path, kill: Kill, ended: bool) -> Journal:
+    """Cuts the newest file short where that is wanted and the run has not ended, and notes what is on disk."""
     files = sorted(_part_files(output), key=lambda path: path.stat().st_mtime_ns)
-    if kill.torn and files:
+    if kill.torn and files and not ended:
         os.truncate(files[-1], int(files[-1].stat().st_size * kill.kept))
     run_id = stored_run_id(output)
     if run_id is None:
