@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from accelopt_ray.cli import main
 from accelopt_ray.config import RunConfig, load_config
 from accelopt_ray.outcome import UserError
 
@@ -48,3 +49,13 @@ def test_budgets_are_of_the_whole_run():
     assert shared.max_evaluations is None
     moved = config(search={"max_evaluations": 101, "max_cost_usd": 3.0}, allocate="adaptive").settings_of_each(2)
     assert (moved.max_evaluations, moved.max_cost_usd) == (50, None), "the money moves, the rest is shared evenly"
+
+
+def test_a_budget_that_is_not_there_cannot_be_moved(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    with pytest.raises(SystemExit) as ended:
+        main(["optimize", "silu", "mamba", "--allocate", "adaptive", "-o", str(tmp_path / "run")])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert "give --max-usd or --max-evaluations" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
