@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -45,6 +46,8 @@ def scripted(notes: str) -> Evaluator:
             return EvaluationResult(job.evaluation_id, EvaluationOutcome(argument), answered_from="store:x")
         if command == "raise":
             raise OSError("the device is on fire")
+        while command == "meet" and len({line.split()[1] for line in Path(notes).read_text().splitlines()}) < 2:
+            time.sleep(0.05)
         if command == "sleep":
             time.sleep(float(argument))
         return EvaluationResult(job.evaluation_id, EvaluationOutcome.CORRECT, latency_ms=1.0)
@@ -104,8 +107,7 @@ def test_every_job_ends_once_and_says_where(notes: str):
 
 
 def test_both_slots_work_at_the_same_time(notes: str):
-    jobs = [job("a", "sleep 1"), job("b", "sleep 1")]
-    results, _ = evaluate_all(notes, jobs)
+    results, _ = evaluate_all(notes, [job("a", "meet"), job("b", "meet")])
     assert {result.core for result in results} == {"slot 0", "slot 1"}
 
 
@@ -296,3 +298,34 @@ def test_a_pool_opens_slots_as_they_are_wanted_and_gives_them_back(notes: str, m
             await pool.close()
 
     assert asyncio.run(asyncio.wait_for(scenario(), 120)) == [1, 2, 0]
+
+
+def test_prometheus_reads_what_the_pool_does(notes: str):
+    jobs = [job("victim", "die 1"), job("known", "end duplicate"), *(job(f"e{index}", "pass") for index in range(3))]
+    evaluate_all(notes, jobs)
+    [node] = ray.nodes()
+    address = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
+    wanted = {
+        "ray_accelopt_evaluations_total": {"outcome": "duplicate"},
+        "ray_accelopt_evaluations_answered_from_store_total": {},
+        "ray_accelopt_pool_workers_lost_total": {},
+        "ray_accelopt_pool_slots": {"state": "retired"},
+        "ray_accelopt_pool_waiting": {},
+        "ray_accelopt_evaluation_seconds_count": {},
+        "ray_accelopt_evaluation_queue_seconds_count": {},
+    }
+    deadline = time.monotonic() + 90  # Ray reports every ten seconds
+    missing = set(wanted)
+    while missing and time.monotonic() < deadline:
+        time.sleep(0.5)
+        with urllib.request.urlopen(address, timeout=30) as answer:
+            samples = answer.read().decode().splitlines()
+        missing = {
+            name
+            for name, tags in wanted.items()
+            if not any(
+                sample.startswith(f"{name}{{") and all(f'{tag}="{value}"' in sample for tag, value in tags.items())
+                for sample in samples
+            )
+        }
+    assert not missing
