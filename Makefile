@@ -42,7 +42,8 @@ lint: $(STAMP)
 	$(BIN)/mypy
 
 bench: $(STAMP)
-	$(BIN)/python -m experiments.benchmark
+	status=0; for part in benchmark benchmark_analysis benchmark_service; do \
+	  $(BIN)/python -m experiments.$$part || status=1; done; exit $$status
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
