@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,8 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
 
-from standin_toolchain import StandinToolchain, install
+from standin_toolchain import StandinToolchain, install, lay_out
 
+import nkibench
 from accelopt_ray.cli.finding import Finding
 from accelopt_ray.cli.neuron_checks import neuron_findings
 
@@ -34,6 +37,31 @@ def test_every_step_is_checked_up_to_a_kernel_that_runs(standin):
     assert {finding.state for finding in found.values()} == {"ok"}
     assert found["neuron devices"].detail == "1 chips, 2 NeuronCores"
     assert found["neuron hardware"].detail == "trn1" and "right values" in found["neuron kernel"].detail
+
+
+def test_a_kernel_is_measured_by_a_process_that_starts_elsewhere(tmp_path):
+    """As after an editable installation: the checkout is then in no folder of ``sys.path``."""
+    toolchain = lay_out("a", tmp_path / "toolchain")
+    baseline = Path(nkibench.__file__).parent / "tasks" / "silu" / "baseline.py"
+    shape = ["--shape", "M=128", "--shape", "N=1024"]
+    command = [sys.executable, "-m", "accelopt_ray", "profile", str(baseline), "--task", "silu", "--device", "neuron"]
+    done = subprocess.run(
+        [*command, *shape],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(toolchain.folder),
+            "PATH": f"{toolchain.folder}{os.pathsep}{os.environ['PATH']}",
+            "NEURON_RT_VISIBLE_CORES": "0",
+            "NEURON_PLATFORM_TARGET_OVERRIDE": "trn1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "correct" in done.stdout
 
 
 @pytest.mark.parametrize(

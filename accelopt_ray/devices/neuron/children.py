@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
 
+import accelopt_ray
 from accelopt_ray.devices.child import ChildEnd, ChildResult, ChildTask, run_child
 from accelopt_ray.devices.faults import DeviceFault
 from accelopt_ray.devices.messages import unpack
@@ -21,6 +22,9 @@ from accelopt_ray.outcome import EvaluationOutcome
 
 CONFINEMENT_VARIABLE = "ACCELOPT_RAY_NEURON_CONFINEMENT"
 """Set to ``off`` where a driver or compiler turns out to need what confined processes are refused."""
+
+_PACKAGE = Path(accelopt_ray.__file__).resolve().parent
+"""An editable installation has it outside of ``sys.path``."""
 
 COMPILER_FLAGS = "--auto-cast=none"
 _SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin", "/sbin", "/opt", "/etc", "/sys", "/proc", "/var/lib")
@@ -82,7 +86,7 @@ def run_with_core(
         argument,
         confined=os.environ.get(CONFINEMENT_VARIABLE) != "off",
         toolchain=True,
-        import_paths=tuple(path for path in sys.path if path),
+        import_paths=(str(_PACKAGE.parent), *(path for path in sys.path if path)),
         readable=(*_readable(), *readable),
         writable=(*_matching(_DEVICE_FILES), *writable),
         environment={**_environment(), **(environment or {})},
@@ -97,7 +101,8 @@ def _interpret(result: ChildResult) -> Union[Answer, Failure]:
         text = f"the kernel {result.detail}\n{result.output}".strip()
         return Failure(_OUTCOMES[result.end], _trim(text), str(result.end), output)
     if result.end is ChildEnd.RAISED:
-        raise DeviceFault(f"the Neuron worker failed: {_trim(result.detail)}")
+        last_line = (result.detail.strip().splitlines() or [""])[-1]
+        raise DeviceFault(f"the Neuron worker failed: {last_line}\n{_trim(result.detail)}")
     try:
         header, payload = unpack(result.answer)
         if "outcome" not in header:
@@ -128,7 +133,8 @@ def _environment() -> dict[str, str]:
 
 def _readable() -> tuple[str, ...]:
     interpreter = {sys.prefix, sys.base_prefix, *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib"))}
-    return (*_SYSTEM_FOLDERS, *sorted(interpreter), *(path for path in sys.path if os.path.isdir(path)))
+    folders = (path for path in sys.path if os.path.isdir(path))
+    return (*_SYSTEM_FOLDERS, str(_PACKAGE), *sorted(interpreter), *folders)
 
 
 def _matching(patterns: Sequence[str]) -> list[str]:
