@@ -116,6 +116,8 @@ def _run(config: RunConfig, tasks: Sequence[Task], run_id: str, edits: Edits | N
             f"T={settings.iterations} B={settings.beam_width} N={settings.plans_per_candidate} "
             f"K={settings.attempts_per_plan}, preset {settings.preset}, run {run_id}"
         )
+        if edits is None:
+            progress.say(expectation(config))
         from actors.cluster import connected
         from actors.run import RunFailedError, start_run
 
@@ -137,6 +139,27 @@ def _run(config: RunConfig, tasks: Sequence[Task], run_id: str, edits: Edits | N
                 run.stop()
                 progress.say(f"stopped; everything so far is in {config.output}")
                 raise
+
+
+def expectation(config: RunConfig) -> str:
+    """What a run will ask for and cost, in one line; an upper bound, said before anything is spent."""
+    from accelopt_ray.sweep.demand import run_demand
+    from accelopt_ray.sweep.estimate import run_usd
+    from accelopt_ray.sweep.file import Assumptions
+
+    demand = run_demand(config)
+    text = f"at most {demand.calls:,} model calls and {demand.evaluations:,} evaluations"
+    if not config.models:
+        return text
+    tokens = Assumptions()
+    usd, unpriced = run_usd(config, demand, tokens.prompt_tokens, tokens.completion_tokens)
+    text += f", {usd:.2f} USD at {tokens.prompt_tokens:,} + {tokens.completion_tokens:,} tokens a call"
+    if unpriced:
+        text += f" (no price known, counted as 0: {', '.join(sorted(unpriced))})"
+    if any(endpoint.hosted is not None for role in config.models.values() for endpoint in role):
+        text += ", and the hours of the GPUs that hosted models take"
+    limit = config.search_settings().max_cost_usd
+    return text + (f"; the budget ends it at {limit:.2f} USD" if limit is not None and limit < usd else "")
 
 
 def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> int:

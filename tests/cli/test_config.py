@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.agents.gpu_time import GpuTimePrice
 from accelopt_ray.agents.prices import Price, load_prices
+from accelopt_ray.cli.session import expectation
 from accelopt_ray.config import RunConfig, load_config
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.settings import SearchSettings
@@ -191,3 +193,23 @@ def test_a_mistake_about_models_is_one_line(changes: dict[str, object], said: st
     with pytest.raises(UserError, match=said) as caught:
         hosted_run(**changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, "at most 12 model calls and 7 evaluations"),
+        # Of 12 calls, 8,000 + 2,900 tokens each: 12 x (0.008 x 1 USD + 0.0029 x 10 USD).
+        ({"model": "priced"}, "at most 12 model calls and 7 evaluations, 0.44 USD at 8,000 + 2,900 tokens a call"),
+        ({"model": "priced", "search": {"max_cost_usd": 0.1}}, "; the budget ends it at 0.10 USD"),
+        ({"model": "unheard-of"}, "(no price known, counted as 0: unheard-of)"),
+    ],
+)
+def test_what_a_run_may_cost_is_said_before_it_starts(changes: dict[str, Any], said: str, tmp_path: Path):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("as_of: 2026-01-01\nmodels:\n  priced: {prompt: 1, cached: 1, completion: 10}\n")
+    sizes = {"iterations": 1, "plans_per_candidate": 3, "attempts_per_plan": 1, "beam_width": 1, "fix_attempts": 1}
+    changes = {**changes, "search": {**sizes, **changes.get("search", {})}, "prices": str(prices)}
+    if "model" in changes:
+        changes["models"] = {"default": {"base_url": "http://h/v1", "model": changes.pop("model")}}
+    assert said in expectation(load_config(None, {**MINIMAL, **changes}))
