@@ -19,9 +19,11 @@ TORCH_CPU := torch==2.13.0 --retries 1 --index-url https://download.pytorch.org/
 
 DEMO_OUTPUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow test-vllm lint bench clean install
+.PHONY: demo test test-slow test-vllm test-cluster lint bench clean install install-vllm
 
 install: $(STAMP)
+
+install-vllm: $(VLLM_STAMP)
 
 demo: $(STAMP)
 	$(BIN)/accelopt-ray optimize silu --beam-width 2 --plans-per-candidate 3 --attempts-per-plan 1 --iterations 3 --output $(DEMO_OUTPUT)
@@ -35,6 +37,10 @@ test-slow: $(STAMP) $(VLLM_STAMP)
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm $(BIN)/python -m pytest -m slow tests/serving/test_real_vllm.py $(PYTEST_ARGS)
+
+# Its clusters end every other Ray of the machine: it runs alone.
+test-cluster: $(STAMP)
+	$(BIN)/python -m pytest -m slow tests/actors/test_autoscaling.py $(PYTEST_ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
