@@ -5,15 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from misbehaving_endpoint import Endpoint, serve
-
-# A busy machine is no failure: examples have no deadline.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

@@ -241,7 +241,7 @@ def test_a_snapshot_tells_queue_beam_and_failures(small: Trajectory):
     assert (now.iterations_done, now.iterations_planned) == (2, 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["x", "y"]), st.sampled_from(["correct", "incorrect"]), st.floats(0.1, 10.0)),
@@ -272,7 +272,7 @@ def test_best_so_far_is_the_running_minimum_of_each_search(rows: list[tuple[str,
         assert np.array_equal(found.to_numpy(), expected.to_numpy(), equal_nan=True)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(0.5, 5.0), min_size=2, max_size=8))
 def test_a_bootstrap_interval_holds_its_mean_and_stays_within_the_values(values: list[float]):
     low, high = bootstrap_interval(np.array(values), geometric=True, resamples=500)

@@ -27,7 +27,7 @@ def latency(program: Program) -> float:
     return predict(program).latency_ms
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=st.integers(1, 24), passes=st.integers(1, 5), width=st.sampled_from([256, 512, 1024]))
 def test_fewer_passes_are_never_slower(rows, passes, width):
     assert (
@@ -36,7 +36,7 @@ def test_fewer_passes_are_never_slower(rows, passes, width):
     )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(rows=st.integers(1, 24), passes=st.integers(1, 6))
 def test_wider_instructions_over_the_same_tile_are_never_slower(rows, passes):
     wide = latency(elementwise(rows, 1024, passes, 1024))
@@ -167,7 +167,7 @@ def test_row_blocking_that_reloads_less_is_faster():
     assert four.latency_ms < one.latency_ms
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(seed=st.integers(0, 1000))
 def test_names_do_not_matter(seed):
     program = matmul(3, 3, 2)
@@ -181,7 +181,7 @@ def test_predictions_repeat():
     assert predict(matmul(4, 4, 4)) == predict(matmul(4, 4, 4))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(rows=st.integers(1, 12), depth=st.integers(1, 4), columns=st.integers(1, 3))
 def test_a_kernel_takes_at_least_its_busiest_engine_and_at_most_everything_in_turn(rows, depth, columns):
     run = simulate(matmul(rows, depth, columns), TRN1, ModelOptions())
@@ -191,7 +191,7 @@ def test_a_kernel_takes_at_least_its_busiest_engine_and_at_most_everything_in_tu
     assert all(end >= start >= 0 for start, end in zip(run.timeline.start, run.timeline.end, strict=True))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(rows=st.integers(1, 8), passes=st.integers(1, 3))
 def test_engines_do_one_thing_at_a_time(rows, passes):
     run = simulate(elementwise(rows, 1024, passes), TRN1, ModelOptions())

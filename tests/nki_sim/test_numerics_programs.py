@@ -190,7 +190,7 @@ def kernel(x):
 
 
 @given(rows=st.integers(1, 300), columns=st.integers(1, 150))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_masks_clip_tiles_at_the_border(rows: int, columns: int) -> None:
     x = normal(rows, rows, columns)
     (found,) = run(MASKED, x)
@@ -391,7 +391,7 @@ def test_wrong_number_of_inputs_is_a_typed_error() -> None:
 
 
 @given(row=st.integers(0, 383), height=st.integers(1, 200), column=st.integers(0, 1023), width=st.integers(1, 600))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_slices_equal_the_whole_run(row: int, height: int, column: int, width: int) -> None:
     a, b = normal(0, 512, 384), normal(1, 512, 1024)
     program = trace(MATMUL, (a, b))

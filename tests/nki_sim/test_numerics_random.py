@@ -109,7 +109,7 @@ def agree(found: np.ndarray, expected: np.ndarray) -> None:
 
 
 @given(source=kernels(), low=st.integers(0, 2), column=st.integers(0, 3))
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 def test_random_kernels(source: str, low: int, column: int) -> None:
     x = np.random.default_rng(0).standard_normal((3, 3, 4, 4)).astype(np.float32)
     try:

@@ -72,7 +72,7 @@ def symbolic_value(text: str) -> Any:
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_EXPRESSIONS)
 def test_arithmetic_agrees_with_numbers_in_every_iteration(text: str) -> None:
     found = symbolic_value(text)
@@ -88,7 +88,7 @@ def test_arithmetic_agrees_with_numbers_in_every_iteration(text: str) -> None:
         assert low <= min(reached) and high >= max(reached)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_EXPRESSIONS, st.sampled_from([">=", ">", "<=", "<", "=="]), _EXPRESSIONS)
 def test_comparisons_agree_with_numbers(left: str, comparison: str, right: str) -> None:
     text = f"{left} {comparison} {right}"
@@ -108,7 +108,7 @@ def test_comparisons_agree_with_numbers(left: str, comparison: str, right: str) 
             assert bool(expected.all()) == bool(found) and expected.all() == expected.any()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(_EXPRESSIONS, st.sampled_from([">=", "<", "==", "!="]), st.integers(-20, 20))
 def test_a_truth_value_is_given_only_when_all_iterations_agree(text: str, comparison: str, number: int) -> None:
     assume("p" not in text and "f" not in text)
@@ -175,7 +175,7 @@ def regrouped(data: st.DataObject, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (shape[0], *free)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), st.sampled_from([Space.SBUF, Space.HBM]))
 def test_views_of_views_read_what_numpy_reads(data: st.DataObject, space: Space) -> None:
     tensor = tensor_in(space)
@@ -195,7 +195,7 @@ def test_views_of_views_read_what_numpy_reads(data: st.DataObject, space: Space)
         assert np.array_equal(positions(tensor), expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_advanced_indexing_of_views_reads_what_numpy_reads(data: st.DataObject) -> None:
     tensor = tensor_in(Space.SBUF)

@@ -249,7 +249,7 @@ def test_an_output_without_a_store_is_refused(program: Program) -> None:
     refuse(bare, "never written to")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_the_bounds_proof_never_accepts_a_reachable_position(data: st.DataObject) -> None:
     """Whatever the proof accepts holds for every point; with one matching mask it accepts all that holds."""

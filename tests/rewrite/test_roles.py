@@ -198,7 +198,7 @@ def test_steps_survive_writing_and_reading() -> None:
     assert parse_steps("Intro.\n\n" + "\n".join(f"- {step.text()}" for step in steps)) == steps
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.text(alphabet="ab `~\n#:kernel def(x){}", max_size=200), st.integers(0, 2**63 - 1))
 def test_no_text_makes_the_rewriter_fail(text: str, seed: int) -> None:
     for role in ("planner", "executor", "summarizer", "fixer", ""):

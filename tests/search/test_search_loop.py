@@ -110,7 +110,7 @@ def test_rows_have_exactly_the_columns_of_the_schema() -> None:
         schema.TABLES[table].arrow([{**row, "run_id": "r", "schema_version": 1} for row in rows.values()])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     order=st.integers(0, 2**32),
     preset=st.sampled_from(["beyond", "published", "paper"]),
@@ -128,7 +128,7 @@ def test_the_order_of_arrival_never_matters(order: int, preset: str, fixes: int,
     assert sorted(straight.replies) == sorted(shuffled.replies)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data(), preset=st.sampled_from(["beyond", "published"]))
 def test_a_killed_search_resumes_to_the_same_end(data: st.DataObject, preset: str) -> None:
     chosen = small(preset, fix_attempts=1)

@@ -58,7 +58,7 @@ def rows_of(table: Table) -> st.SearchStrategy[list[dict[str, object]]]:
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name != "sources"])
 @given(data=st.data())
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_rows_come_back_as_they_were_written(tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject):
     root = tmp_path_factory.mktemp("run")
     first, second = data.draw(rows_of(TABLES[name])), data.draw(rows_of(TABLES[name]))
