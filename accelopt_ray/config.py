@@ -77,6 +77,8 @@ class RunConfig(Section):
         replay: Folder of a run whose recorded replies answer every call, in place of any model.
         evaluation: Limits of each evaluation.
         slots: Evaluations at once; None for one for each CPU (simulator) or NeuronCore (device ``neuron``).
+        compile_slots: Workers that compile ahead on CPUs of their own, so that a slot only runs; for devices that need
+            no core to compile, which are the simulated ones.
         allocate: How several tasks share budgets: ``even`` gives each the same part, ``adaptive`` moves the budget of
             money, or without one that of evaluations, to where it promises most.
     """
@@ -99,6 +101,7 @@ class RunConfig(Section):
     replay: Path | None = None
     evaluation: EvaluationLimits = Field(default_factory=EvaluationLimits)
     slots: int | None = Field(default=None, ge=1)
+    compile_slots: int = Field(default=0, ge=0)
     allocate: Literal["even", "adaptive"] = "even"
 
     @field_validator("models", mode="before")

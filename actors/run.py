@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from accelopt_ray.config import RunConfig
 from accelopt_ray.outcome import UserError
 from accelopt_ray.tally import Tally
 from actors.cluster import NEURON_RESOURCE, Cluster, places_of
+from actors.compile_pool import CompilePool, start_compiler
 from actors.driver import Edits, Outcome, SearchDriver
 from actors.events import Event
 from actors.memory import Memory
@@ -132,11 +133,35 @@ def _own_pool(config: RunConfig, cluster: Cluster, make_evaluator: EvaluatorFact
     """Starts the run's own profilers; returns what makes a pool of them in the driver."""
     needs_core = config.device == "neuron"
     offered = cluster.neuron_cores if needs_core else cluster.cpus
-    slots = config.slots or offered
-    if offered < 1 or slots > offered:
+    ahead = config.compile_slots
+    if ahead and needs_core:
+        raise UserError("device neuron has no documented way to compile without a core: leave out --compile-slots")
+    slots = config.slots or offered - ahead
+    if slots < 1 or slots + ahead > offered:
         what = "NeuronCores" if needs_core else "CPUs"
-        raise UserError(f"the cluster has {offered} {what} and the run wants {max(slots, 1)} slots: give fewer --slots")
-    start = partial(start_profiler, make_evaluator or partial(device_evaluator, config.device), needs_core)
+        wanted = f"{max(slots, 1)} slots" + (f" and {ahead} compile slots" if ahead else "")
+        raise UserError(f"the cluster has {offered} {what} and the run wants {wanted}: give fewer --slots")
+    evaluator = make_evaluator or partial(device_evaluator, config.device)
+    start = partial(start_profiler, evaluator, needs_core)
     # A size that was asked for is kept; otherwise the cluster's is the pool's.
-    places = None if config.slots else partial(places_of, NEURON_RESOURCE if needs_core else "CPU")
-    return partial(ProfilerPool, [start(slot) for slot in range(slots)], start, places=places)
+    places = None if config.slots else partial(_places_left, NEURON_RESOURCE if needs_core else "CPU", ahead)
+    workers = [start(slot) for slot in range(slots)]
+    if not ahead:
+        return partial(ProfilerPool, workers, start, places=places)
+    start_ahead = partial(start_compiler, evaluator)
+    return partial(_two_pools, workers, start, [start_ahead() for _ in range(ahead)], start_ahead, places)
+
+
+def _places_left(resource: str, taken: int) -> int:
+    return places_of(resource) - taken
+
+
+def _two_pools(
+    workers: Sequence[Any],
+    start: Callable[[int], Any],
+    compilers: Sequence[Any],
+    start_ahead: Callable[[], Any],
+    places: Callable[[], int] | None,
+) -> Pool:
+    """Slots that only run what compile workers made."""
+    return ProfilerPool(workers, start, compilers=CompilePool(compilers, start_ahead), places=places)

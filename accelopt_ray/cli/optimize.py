@@ -75,6 +75,7 @@ def optimize(
         Path | None, typer.Option(help="Start with the lessons of another run.", metavar="RUN")
     ] = None,
     slots: Annotated[int | None, typer.Option(help="Evaluations at once.")] = None,
+    compile_slots: Annotated[int | None, typer.Option(help="Compile workers beside them.")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds for each stage.")] = None,
     fix_attempts: Annotated[
         int | None, typer.Option("--fix-attempts", "-F", help="Repairs asked for of a kernel that fails.")
@@ -136,6 +137,7 @@ def optimize(
         "replay": None if replay is None else str(replay.absolute()),
         "evaluation": {"timeout_s": timeout_s},
         "slots": slots,
+        "compile_slots": compile_slots,
         "allocate": allocate,
         "output": None if output is None else str(output),
     }

@@ -121,7 +121,7 @@ def _run(config: RunConfig, tasks: Sequence[Task], run_id: str, edits: Edits | N
         from actors.cluster import connected
         from actors.run import RunFailedError, start_run
 
-        with connected(config.slots) as cluster:
+        with connected(config.slots and config.slots + config.compile_slots) as cluster:
             progress.say(f"{'local Ray cluster' if cluster.local else 'Ray cluster'} ready, {cluster.cpus} CPUs")
             run = start_run(config, run_id, cluster, edits=edits)
             write_config(config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,12 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 from scripted_endpoint import scripted_endpoint  # noqa: E402
 
 from accelopt_ray.config import RunConfig, load_config  # noqa: E402
+from accelopt_ray.devices.protocol import Artifact  # noqa: E402
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult  # noqa: E402
 from accelopt_ray.outcome import EvaluationOutcome, UserError  # noqa: E402
 from accelopt_ray.trajectory import read_table, trajectory_digest  # noqa: E402
 from actors.cluster import Cluster  # noqa: E402
-from actors.profiler import Evaluator  # noqa: E402
+from actors.profiler import Compiled, Evaluator  # noqa: E402
 from actors.run import RunFailedError, start_run  # noqa: E402
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -56,6 +59,19 @@ def failing_device() -> Evaluator:
         raise UserError("the reference of the task is broken: mend it")
 
     return evaluate
+
+
+class CompiledAhead:
+    """Evaluates only what a compile worker made; what it made it of is what the scripted device looks at."""
+
+    def compile(self, job: EvaluationJob) -> Compiled:
+        return Artifact("none", f"{os.getpid()} {job.source}".encode())
+
+    def __call__(self, job: EvaluationJob, compiled: Compiled | None = None) -> EvaluationResult:
+        assert isinstance(compiled, Artifact)
+        compiler, _, source = compiled.payload.decode().partition(" ")
+        assert int(compiler) != os.getpid()
+        return scripted_device()(replace(job, source=source))
 
 
 class Model:
@@ -180,9 +196,24 @@ def test_what_only_the_evaluation_finds_wrong_is_still_the_users_mistake(tmp_pat
             run.result()
 
 
+def test_slots_run_what_compile_slots_made(tmp_path: Path, free_cluster: Cluster):
+    with scripted_endpoint(Model()) as base_url:
+        wanted = config(tmp_path, base_url).model_copy(update={"slots": 1, "compile_slots": 1})
+        run = start_run(wanted, "run-6", free_cluster, CompiledAhead)
+        drain(run)
+        tally = run.result()["silu"].tally
+    assert tally.best is not None
+    assert tally.best.latency_ms < 10.0
+    assert set(tally.outcomes) == {"correct", "compile_error"}
+
+
 def test_more_slots_than_the_cluster_has_are_refused(tmp_path: Path, free_cluster: Cluster):
     wanted = config(tmp_path, "http://127.0.0.1:9/v1").model_copy(update={"slots": 99})
     with pytest.raises(UserError, match="the cluster has 2 CPUs and the run wants 99 slots"):
         start_run(wanted, "run-4", free_cluster)
     with pytest.raises(UserError, match="the cluster has 0 NeuronCores"):
         start_run(wanted.model_copy(update={"device": "neuron"}), "run-5", free_cluster)
+    with pytest.raises(UserError, match="wants 1 slots and 2 compile slots"):
+        start_run(wanted.model_copy(update={"slots": 1, "compile_slots": 2}), "run-7", free_cluster)
+    with pytest.raises(UserError, match="no documented way to compile without a core"):
+        start_run(wanted.model_copy(update={"device": "neuron", "compile_slots": 1}), "run-8", free_cluster)
