@@ -249,7 +249,8 @@ class _Search:
         elif self._context.halted() is None:
             self._silent_iterations += 1
         if not outcome.groups and self._context.halted() is None:
-            self._context.progress("warning", message="no planner call succeeded in this iteration; the beam stays")
+            why = "no reply held a new plan" if self._context.usable_replies else "no planner call succeeded"
+            self._context.progress("warning", message=f"{why} in this iteration; the beam stays")
 
     def _note_best(self, best: Candidate | None) -> None:
         context = self._context
