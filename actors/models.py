@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,16 +17,16 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accelopt_ray.outcome import UserError
-from accelopt_ray.serving.llm_config import llm_config_arguments
+from accelopt_ray.serving.llm_config import entry_options, llm_config_arguments
 from accelopt_ray.serving.model import HostedModel
 from accelopt_ray.serving.process import ServerProcess
 from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Server, Supervisor
 
-_APPLICATION = "accelopt-models"
 _SERVE_PORT = 8000
 _STATE_WAIT_S = 15.0
 _UNAVAILABLE_PAUSE_S = 1.0
 _STOP_S = 60.0
+_GUARD_LOOKS_S = 5.0
 
 Tell = Callable[[str], None]
 
@@ -36,20 +38,26 @@ class ServeApplication:
         base_url: Where the application answers.
     """
 
-    def __init__(self, models: Sequence[HostedModel], host: str, port: int = _SERVE_PORT) -> None:
+    def __init__(self, models: Sequence[HostedModel], name: str, host: str, node: str, port: int = _SERVE_PORT) -> None:
         """Prepares; nothing is started.
 
         Args:
             models: What to serve.
+            name: Of the application, and the first part of its path: a cluster may serve several runs.
             host: Address of this node, at which Serve's proxy listens.
+            node: Id of this node. The entry stays on it, where a proxy then is, and off the GPU nodes, which could not
+                be given back under it.
             port: Port of the proxy.
         """
         self._models = models
+        self._name = name
         self._host = host
+        self._node = node
         self._port = port
-        self._running: asyncio.Future[Any] | None = None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="serve")
-        self.base_url = f"http://{host}:{port}/v1"
+        self._deploying: asyncio.Future[Any] | None = None
+        self._failure: str | None = None
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="serve")
+        self.base_url = f"http://{host}:{port}/{name}/v1"
 
     async def start(self) -> None:
         """Hands the application to Serve, which deploys it in the background.
@@ -67,41 +75,106 @@ class ServeApplication:
         from ray import serve
 
         application = build_openai_app(
-            {"llm_configs": [LLMConfig(**llm_config_arguments(model)) for model in self._models]}
+            {
+                "llm_configs": [LLMConfig(**llm_config_arguments(model)) for model in self._models],
+                "ingress_deployment_config": entry_options(self._node),
+            }
         )
 
         def deploy() -> None:
             serve.start(http_options={"host": self._host, "port": self._port})
-            serve.run(application, name=_APPLICATION, route_prefix="/", blocking=False)
+            serve.run_many(
+                [serve.RunTarget(application, self._name, f"/{self._name}")], wait_for_applications_running=False
+            )
 
-        self._running = asyncio.get_running_loop().run_in_executor(self._thread, deploy)
+        self._failure = None
+        self._deploying = self._in_thread(deploy)
+
+    async def loading(self) -> str | None:
+        """What the application still waits for. Its entry lists all models before a single one is loaded."""
+        if self._deploying is None or not self._deploying.done():
+            return "Ray Serve is starting"
+        if self._deploying.exception() is not None:
+            return "Ray Serve could not start"
+        from ray import serve
+
+        application = (await self._in_thread(serve.status)).applications.get(self._name)
+        if application is None or application.status == "RUNNING":
+            return None
+        waiting = [each.message for each in application.deployments.values() if each.status != "HEALTHY"]
+        told = " ".join(filter(None, [*waiting, application.message]))
+        if application.status == "DEPLOY_FAILED":
+            self._failure = _sentence(told)
+        return told.partition("\n")[0] or "its replicas are starting"
 
     def failure(self) -> str | None:
         """Why Serve has given up, or None; a replica's own trouble is Serve's to mend."""
-        if self._running is None:
+        if self._deploying is None:
             return "the application has not been started"
-        if not self._running.done():
+        if not self._deploying.done():
             return None
-        error = self._running.exception()
-        if error is None:
-            return None
-        return f"Ray Serve could not deploy {', '.join(model.name for model in self._models)}: {error}".splitlines()[0]
+        error = self._deploying.exception()
+        reason = self._failure if error is None else str(error).partition("\n")[0]
+        names = ", ".join(model.name for model in self._models)
+        return None if reason is None else f"Ray Serve could not deploy {names}: {reason}"
 
     async def stop(self) -> None:
         """Takes the application down and gives its GPUs back."""
-        if self._running is None:
+        if self._deploying is None:
             return
-        from ray import serve
+        await asyncio.gather(self._deploying, return_exceptions=True)
+        await self._in_thread(_take_down, self._name)
+        self._deploying = None
 
-        await asyncio.gather(self._running, return_exceptions=True)
-        await asyncio.get_running_loop().run_in_executor(self._thread, serve.delete, _APPLICATION)
-        self._running = None
+    def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
+        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _take_down(application: str) -> None:
+    from ray import serve
+
+    if application in serve.status().applications:
+        serve.delete(application)
+
+
+def _sentence(told: str) -> str:
+    """Returns what a message of Serve says at its end, where the error of a replica's traceback stands."""
+    return [line.strip() for line in told.splitlines() if line.strip()][-1]
+
+
+class ServeGuard:
+    """A detached actor that takes an application down once its host is gone: Serve outlives whoever has asked it."""
+
+    def __init__(self, host: Any, application: str) -> None:
+        """Begins to watch.
+
+        Args:
+            host: The actor that owns the application.
+            application: Its name.
+        """
+        me = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._watch, args=(host, application, me), daemon=True).start()
+
+    @staticmethod
+    def _watch(host: Any, application: str, me: Any) -> None:
+        while True:
+            try:
+                ray.get(host.base_url.remote())
+            except ActorUnavailableError:
+                pass  # the way to it may be disturbed for a moment
+            except RayActorError:
+                break
+            time.sleep(_GUARD_LOOKS_S)
+        _take_down(application)
+        ray.kill(me)
 
 
 class ModelHost:
     """An asynchronous actor that owns one server of models from its start to its end."""
 
-    def __init__(self, models: Sequence[HostedModel], hosting: str, logs: str, beside_node: str) -> None:
+    def __init__(
+        self, models: Sequence[HostedModel], hosting: str, logs: str, beside_node: str, application: str
+    ) -> None:
         """Takes the job; :meth:`start` begins it.
 
         Args:
@@ -109,12 +182,13 @@ class ModelHost:
             hosting: ``serve`` or ``process``.
             logs: Folder for the log of a child process.
             beside_node: Id of the node that asks: on the same node the server listens to this machine alone.
+            application: Name for it at Ray Serve, used by nobody else.
         """
         here = ray.get_runtime_context().get_node_id()
         address = "127.0.0.1" if here == beside_node else str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
         server: Server
         if hosting == "serve":
-            server = ServeApplication(models, address)
+            server = ServeApplication(models, application, address, here)
         else:
             [model] = models
             server = ServerProcess(model, Path(logs) / f"{_file_name(model.name)}-{here[:6]}.log", address)
@@ -274,7 +348,18 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
         options["num_gpus"] = group[0].gpus_per_replica
         if group[0].accelerator_type is not None:
             options["accelerator_type"] = group[0].accelerator_type
-    return ray.remote(ModelHost).options(**options).remote(list(group), hosting, str(logs), here)
+    application = f"accelopt-{uuid.uuid4().hex[:8]}"
+    host = ray.remote(ModelHost).options(**options).remote(list(group), hosting, str(logs), here, application)
+    if hosting == "serve":
+        beside = NodeAffinitySchedulingStrategy(here, soft=True)
+        ray.remote(ServeGuard).options(
+            name=f"{application}-guard",
+            lifetime="detached",
+            max_restarts=-1,
+            num_cpus=0,
+            scheduling_strategy=beside,
+        ).remote(host, application)
+    return host
 
 
 async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> tuple[str, float]:

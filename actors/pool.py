@@ -167,6 +167,8 @@ class ProfilerPool:
             if slot is None:
                 reasons = "; ".join(sorted({each.detail for each in self._slots.values()}))
                 return self._given_up(job, EvaluationOutcome.CRASHED, "no_core", f"every core was retired: {reasons}")
+            if lost_on and not await self._is_there(slot):
+                continue  # it was lost at the same time, without this job
             dispatched = time.monotonic()
             if next(dispatches):
                 self.statistics.retried += 1
@@ -267,6 +269,15 @@ class ProfilerPool:
             RayError: It has gone.
         """
         await asyncio.wait_for(_answer(self._workers[slot].core.remote()), _PROBE_TIMEOUT_S)
+
+    async def _is_there(self, slot: int) -> bool:
+        """Whether a slot's worker still answers; replaces it otherwise."""
+        try:
+            await self._outlive(slot)
+        except (RayError, asyncio.TimeoutError):
+            self._replace(slot)
+            return False
+        return True
 
     def _replace(self, slot: int) -> None:
         self._log(logging.WARNING, slot, "its worker was lost")

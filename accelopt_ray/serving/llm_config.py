@@ -10,6 +10,9 @@ from accelopt_ray.serving.model import HostedModel
 PREFIX_ROUTER = "ray.serve.llm.request_router.PrefixCacheAffinityRouter"
 """Sends requests with a common prefix to the replica that has it in its cache."""
 
+_LEAST_CPUS = 0.001
+"""Ray knows no empty bundle."""
+
 _ONGOING_PER_REPLICA = 32
 """Requests for which one replica is kept; with more, Serve adds one, with fewer it takes one away."""
 
@@ -29,6 +32,8 @@ def llm_config_arguments(model: HostedModel) -> dict[str, Any]:
             "target_ongoing_requests": _ONGOING_PER_REPLICA,
         },
         "max_ongoing_requests": 4 * _ONGOING_PER_REPLICA,
+        # Comes on top of what the engine takes: its GPUs, or its CPUs.
+        "ray_actor_options": {"num_cpus": model.cpus_per_replica if model.gpus_per_replica else 0},
     }
     if model.max_replicas > 1:
         deployment["request_router_config"] = {"request_router_class": PREFIX_ROUTER}
@@ -41,6 +46,18 @@ def llm_config_arguments(model: HostedModel) -> dict[str, Any]:
         "log_engine_metrics": False,
     }
     if model.gpus_per_replica == 0:
-        bundle = {"CPU": model.cpus_per_replica}
+        bundle = {"CPU": max(model.cpus_per_replica, _LEAST_CPUS)}
         arguments["placement_group_config"] = {"bundles": [bundle] * model.tensor_parallel}
     return arguments
+
+
+def entry_options(node: str) -> dict[str, Any]:
+    """Returns the deployment options of the entry, which takes all requests: one on a node, at no cost of CPUs.
+
+    Args:
+        node: Ray's id of the node.
+    """
+    return {
+        "autoscaling_config": {"min_replicas": 1, "max_replicas": 1},
+        "ray_actor_options": {"num_cpus": 0, "label_selector": {"ray.io/node-id": node}},
+    }

@@ -80,6 +80,10 @@ class ServerProcess:
                     "install vllm on the node, or name the command as executable"
                 ) from None
 
+    async def loading(self) -> str | None:
+        """Nothing: the server listens once its model is loaded."""
+        return None
+
     def failure(self) -> str | None:
         """Why it has ended, in one sentence, or None while it runs."""
         if self._process is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import httpx
 
@@ -33,6 +33,7 @@ async def wait_until_ready(
     models: Iterable[str],
     timeout_s: float,
     *,
+    loading: Callable[[], Awaitable[str | None]],
     failed: Callable[[], str | None],
     progress: Callable[[str], None],
     poll_s: float = POLL_S,
@@ -43,6 +44,7 @@ async def wait_until_ready(
         base_url: Of the endpoint, ending in ``/v1``.
         models: Names that it must list.
         timeout_s: Longest wait, in seconds.
+        loading: Says what the server still waits for although it may answer, or None.
         failed: Says why waiting is of no use any more, or None.
         progress: Told now and then how long it has taken.
         poll_s: Seconds between two looks.
@@ -53,9 +55,11 @@ async def wait_until_ready(
     missing = list(models)
     started = told = time.monotonic()
     while True:
-        missing = [model for model in missing if not await answers(base_url, model)]
-        if not missing:
-            return
+        waiting_for = await loading()
+        if waiting_for is None:
+            missing = [model for model in missing if not await answers(base_url, model)]
+            if not missing:
+                return
         reason = failed()
         if reason is not None:
             raise NotReadyError(reason)
@@ -64,5 +68,6 @@ async def wait_until_ready(
             raise NotReadyError(f"{', '.join(missing)} did not answer at {base_url} within {timeout_s:g} s")
         if now - told >= _TELL_EVERY_S:
             told = now
-            progress(f"{', '.join(missing)} is starting, {now - started:.0f} s")
+            detail = "" if waiting_for is None else f": {waiting_for}"
+            progress(f"{', '.join(missing)} is starting, {now - started:.0f} s{detail}")
         await asyncio.sleep(poll_s)

@@ -29,6 +29,9 @@ class Server(Protocol):
             UserError: It cannot be started at all.
         """
 
+    async def loading(self) -> str | None:
+        """What it still waits for although it may answer already, or None."""
+
     def failure(self) -> str | None:
         """Why it has ended, or None."""
 
@@ -157,6 +160,7 @@ class Supervisor:
                 self._server.base_url,
                 self._models,
                 self._patience.start_s,
+                loading=self._server.loading,
                 failed=self._server.failure,
                 progress=self._progress,
                 poll_s=self._patience.poll_s,

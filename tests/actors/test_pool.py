@@ -126,6 +126,23 @@ def test_a_job_that_kills_two_workers_is_marked_so_and_gets_no_third(notes: str)
     assert [line.split()[0] for line in Path(notes).read_text().splitlines()].count("killer") == 2
 
 
+def test_a_job_is_not_to_blame_for_workers_that_died_before_it_came(notes: str):
+    async def scenario() -> EvaluationResult:
+        start = partial(start_profiler, partial(scripted, notes), False)
+        workers = [start(slot) for slot in range(2)]
+        pool = ProfilerPool(workers, start)
+        try:
+            await pool.start()
+            await asyncio.gather(pool.evaluate(job("a", "meet")), pool.evaluate(job("b", "meet")))
+            for worker in workers:
+                ray.kill(worker)
+            return await pool.evaluate(job("late", "pass"))
+        finally:
+            await pool.close()
+
+    assert asyncio.run(scenario()).correct
+
+
 def test_a_kernel_is_not_to_blame_for_the_loss_of_nodes(notes: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ray, "nodes", list)  # not one is left
     results, pool = evaluate_all(notes, [job("victim", "die 3")], slots=1)
