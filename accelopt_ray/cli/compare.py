@@ -31,7 +31,8 @@ def compare(
         str | None, typer.Option(help="One row for each value of this setting, like preset or search.beam_width.")
     ] = None,
     reach: Annotated[
-        float | None, typer.Option(help="Speed-up for the column 'evaluations to reach' [what all rows came to].")
+        float | None,
+        typer.Option(help="Speed-up for the column 'evaluations to reach'.", show_default="what all rows came to"),
     ] = None,
     kind: Annotated[TableFormat, typer.Option("--format", help="Format of the table.")] = TableFormat.MD,
 ) -> None:

@@ -43,7 +43,7 @@ def optimize(
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file; options win over it.")] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="The run's folder, new or empty.")] = None,
-    device: Annotated[str | None, typer.Option(help="Device that evaluates [sim-trn1].")] = None,
+    device: Annotated[str | None, typer.Option(help="Device that evaluates.", show_default="sim-trn1")] = None,
     check: Annotated[str | None, typer.Option(help="Correctness check, published or strict.")] = None,
     shape: Annotated[list[str] | None, typer.Option(help="Replaces a shape parameter.", metavar="NAME=VALUE")] = None,
     endpoint: Annotated[str | None, typer.Option(help="Model endpoint, like http://host:8000/v1.")] = None,

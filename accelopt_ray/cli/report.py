@@ -26,7 +26,8 @@ class FigureFormat(str, Enum):
 def report(
     runs: Annotated[list[str], typer.Argument(help="Run or sweep folders, or patterns.", metavar="RUN_OR_SWEEP...")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The HTML file [report.html in the run's folder].")
+        Path | None,
+        typer.Option("--output", "-o", help="The HTML file.", show_default="report.html in the run's folder"),
     ] = None,
     run_id: Annotated[list[str] | None, typer.Option(help="Only this run of a sweep; may be repeated.")] = None,
     figure: Annotated[

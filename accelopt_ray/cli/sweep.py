@@ -23,7 +23,7 @@ Address = Annotated[
     str, typer.Option(help="The cluster's dashboard, like http://127.0.0.1:8265.", envvar="RAY_API_SERVER_ADDRESS")
 ]
 SubmissionId = Annotated[str, typer.Argument(help="The job, as `sweep submit` named it.", metavar="ID")]
-ScaleName = Annotated[str | None, typer.Option("--scale", help="One of the file's scales [small].")]
+ScaleName = Annotated[str | None, typer.Option("--scale", help="One of the file's scales.", show_default="small")]
 
 
 @app.command()

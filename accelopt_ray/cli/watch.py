@@ -28,7 +28,7 @@ def watch(
     run: Annotated[
         str, typer.Argument(help="The run's folder or URI, or the name of a run of the cluster.", metavar="RUN")
     ],
-    run_id: Annotated[str | None, typer.Option(help="Which run of a sweep [the last one begun].")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Which run of a sweep.", show_default="the last one begun")] = None,
     interval_s: Annotated[float, typer.Option("--interval", help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
 ) -> None:

@@ -22,8 +22,9 @@ from accelopt_ray.outcome import UserError  # noqa: E402
 from accelopt_ray.serving.model import HostedModel  # noqa: E402
 from accelopt_ray.trajectory import read_table  # noqa: E402
 from actors.cluster import Cluster  # noqa: E402
-from actors.models import ModelHosts, ServeApplication, bring_up  # noqa: E402
+from actors.models import ModelHosts, bring_up  # noqa: E402
 from actors.run import start_run  # noqa: E402
+from actors.serve_application import ServeApplication  # noqa: E402
 
 
 def alive(process_id: int) -> bool:
@@ -167,12 +168,13 @@ def test_a_run_hosts_its_own_model_survives_its_crash_and_accounts_for_it(tmp_pa
 
 
 class FakeServe(types.ModuleType):
-    """Stands in for ``ray.serve`` and ``ray.serve.llm``: keeps what it was given."""
+    """Stands in for ``ray.serve`` and ``ray.serve.llm``, which our environment lacks: keeps what it was given."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         super().__init__("ray.serve")
         self.calls: list[tuple[str, Any]] = []
         self.failure = failure
+        self.applications: dict[str, Any] = {}
         self.llm = types.ModuleType("ray.serve.llm")
         self.llm.LLMConfig = lambda **arguments: arguments  # type: ignore[attr-defined]
         self.llm.build_openai_app = lambda arguments: arguments  # type: ignore[attr-defined]
@@ -180,13 +182,21 @@ class FakeServe(types.ModuleType):
     def start(self, **options: Any) -> None:
         self.calls.append(("start", options))
 
-    def run(self, application: Any, **options: Any) -> None:
-        self.calls.append(("run", (application, options)))
+    def RunTarget(self, target: Any, name: str, route_prefix: str) -> tuple[Any, str, str]:
+        return target, name, route_prefix
+
+    def run_many(self, targets: list[tuple[Any, str, str]], **options: Any) -> None:
+        self.calls.append(("run", (*targets[0], options)))
         if self.failure is not None:
             raise self.failure
+        self.applications[targets[0][1]] = targets[0]
+
+    def status(self) -> Any:
+        return types.SimpleNamespace(applications=self.applications)
 
     def delete(self, name: str) -> None:
         self.calls.append(("delete", name))
+        del self.applications[name]
 
 
 def on_fake_serve(monkeypatch: pytest.MonkeyPatch, fake: FakeServe) -> str | None:
@@ -196,11 +206,11 @@ def on_fake_serve(monkeypatch: pytest.MonkeyPatch, fake: FakeServe) -> str | Non
 
     async def run() -> str | None:
         models = [HostedModel("a", "maker/a", max_replicas=3), HostedModel("b", "maker/b")]
-        application = ServeApplication(models, "10.0.0.1")
-        assert application.base_url == "http://10.0.0.1:8000/v1"
+        application = ServeApplication(models, "accelopt-1", "10.0.0.1", "abc")
+        assert application.base_url == "http://10.0.0.1:8000/accelopt-1/v1"
         await application.start()
-        assert application._running is not None
-        await asyncio.wait([application._running])
+        assert application._deploying is not None
+        await asyncio.wait([application._deploying])
         failure = application.failure()
         await application.stop()
         return failure
@@ -213,18 +223,20 @@ def test_all_models_are_one_application_of_ray_serve(monkeypatch: pytest.MonkeyP
     assert on_fake_serve(monkeypatch, fake) is None
     assert [name for name, _ in fake.calls] == ["start", "run", "delete"]
     assert fake.calls[0][1] == {"http_options": {"host": "10.0.0.1", "port": 8000}}
-    application, options = fake.calls[1][1]
+    application, name, route_prefix, options = fake.calls[1][1]
     assert [each["model_loading_config"]["model_id"] for each in application["llm_configs"]] == ["a", "b"]
-    assert options["route_prefix"] == "/"
-    assert options["name"] == fake.calls[2][1]
+    assert application["ingress_deployment_config"]["ray_actor_options"]["label_selector"] == {"ray.io/node-id": "abc"}
+    assert (name, route_prefix, fake.calls[2][1]) == ("accelopt-1", "/accelopt-1", "accelopt-1")
+    # Waiting inside could not be given up.
+    assert options == {"wait_for_applications_running": False}
 
 
 def test_what_serve_cannot_deploy_is_told(monkeypatch: pytest.MonkeyPatch):
-    failure = on_fake_serve(monkeypatch, FakeServe(RuntimeError("no GPU of this type\nmore")))
+    failure = on_fake_serve(monkeypatch, FakeServe(RuntimeError("trace\nno GPU of this type\n")))
     assert failure == "Ray Serve could not deploy a, b: no GPU of this type"
 
 
 def test_without_rays_llm_serving_the_user_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ray.serve.llm", None)
     with pytest.raises(UserError, match=r"install ray\[llm\] on the nodes, or choose hosting: process"):
-        asyncio.run(ServeApplication([HostedModel("a", "maker/a")], "127.0.0.1").start())
+        asyncio.run(ServeApplication([HostedModel("a", "maker/a")], "x", "127.0.0.1", "abc").start())

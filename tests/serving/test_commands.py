@@ -74,6 +74,8 @@ def test_a_model_as_arguments_of_ray_serve():
     assert "placement_group_config" not in arguments
     on_cpus = llm_config_arguments(HostedModel("m", "s", gpus_per_replica=0, cpus_per_replica=2))
     assert on_cpus["placement_group_config"] == {"bundles": [{"CPU": 2}]}
+    # What Serve adds for its own part of a replica comes on top.
+    assert on_cpus["deployment_config"]["ray_actor_options"] == {"num_cpus": 0}
 
 
 @pytest.mark.parametrize("name", PRESETS)
