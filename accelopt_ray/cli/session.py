@@ -149,6 +149,8 @@ def expectation(config: RunConfig) -> str:
 
     demand = run_demand(config)
     text = f"at most {demand.calls:,} model calls and {demand.evaluations:,} evaluations"
+    if config.replay is not None:
+        return f"{text}, all answered from {config.replay}, nothing is spent"
     if not config.models:
         return text
     tokens = Assumptions()
