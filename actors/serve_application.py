@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -164,5 +165,8 @@ class ServeGuard:
             except RayActorError:
                 break
             time.sleep(_GUARD_LOOKS_S)
-        _take_down(application)
-        ray.kill(me)
+        try:
+            with contextlib.suppress(ImportError):  # without Serve there is nothing to take down
+                _take_down(application)
+        finally:
+            ray.kill(me)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
+import time
 import types
 from pathlib import Path
 from typing import Any
@@ -165,6 +167,19 @@ def test_a_run_hosts_its_own_model_survives_its_crash_and_accounts_for_it(tmp_pa
     evaluations = read_table(tmp_path / "run", "evaluations").to_pylist()
     assert {row["outcome"] for row in evaluations} == {"correct", "no_code"}
     assert not any(alive(process_id) for process_id in starts(tmp_path))
+
+
+@pytest.mark.ray
+def test_without_rays_serving_a_run_ends_in_one_sentence_and_leaves_no_actor(tmp_path: Path, cluster: Cluster):
+    if importlib.util.find_spec("fastapi"):
+        pytest.skip("Ray's LLM serving may be installed")
+
+    with pytest.raises(UserError, match=r"the model a did not come up: .* install ray\[llm\] on the nodes"):
+        asyncio.run(bring_up([HostedModel("a", "maker/a")], "serve", tmp_path, lambda _: None))
+    deadline = time.monotonic() + 60.0
+    while any(actor["name"].endswith("-guard") for actor in ray.util.list_named_actors(all_namespaces=True)):
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
 
 
 class FakeServe(types.ModuleType):
