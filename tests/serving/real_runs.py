@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ CONTEXTS = {"tiny": 32_768, "smollm2": 8_192}
 ASKED: dict[str, Any] = {"max_tokens": 48, "timeout_s": 300, "send_seed": False}
 
 
-def made_models(folder: Path, python: Path, executable: str = "vllm") -> dict[str, dict[str, Any]]:
-    """Returns both models as a run's configuration has them; their folders are made by the engine's own Python."""
-    subprocess.run([python, Path(__file__).with_name("real_models.py"), folder], check=True, capture_output=True)
+def made_models(
+    folder: Path, python: Path, names: Sequence[str], executable: str = "vllm"
+) -> dict[str, dict[str, Any]]:
+    """Returns models as a run's configuration has them; their folders are made by the engine's own Python."""
+    script = Path(__file__).with_name("real_models.py")
+    subprocess.run([python, script, folder, *names], check=True, capture_output=True)
     common = {
         "executable": executable,
         "gpus_per_replica": 0,
@@ -30,7 +34,7 @@ def made_models(folder: Path, python: Path, executable: str = "vllm") -> dict[st
         "start_timeout_s": 900.0,
         "gpu_hour_usd": 2.0,
     }
-    return {name: {**common, "source": str(folder / name), "context_tokens": CONTEXTS[name]} for name in CONTEXTS}
+    return {name: {**common, "source": str(folder / name), "context_tokens": CONTEXTS[name]} for name in names}
 
 
 def configured(folder: Path, **changes: Any) -> RunConfig:

@@ -252,10 +252,10 @@ def test_gpus_of_a_replica_are_those_of_its_parallelism_and_the_entry_takes_none
 
 def test_a_whole_run_on_rays_llm_serving(tmp_path: Path, cluster: Cluster):
     pytest.importorskip("vllm", reason="vLLM is not installed: use make test-serve", exc_type=ImportError)
-    hosted = {"tiny": made_models(tmp_path / "models", Path(sys.executable))["tiny"]}
-    config = configured(
-        tmp_path / "run", hosted=hosted, hosting="serve", models={"default": {"hosted": "tiny", **ASKED}}
-    )
+    hosted = made_models(tmp_path / "models", Path(sys.executable), ["tiny"])
+    models = {"default": {"hosted": "tiny", **ASKED}}
+    # Of two CPUs one is left to the model.
+    config = configured(tmp_path / "run", hosted=hosted, hosting="serve", models=models, slots=1)
     run_to_its_end(config, "served", cluster)
     check_that_everything_is_accounted_for(tmp_path / "run")
     assert not serve.status().applications

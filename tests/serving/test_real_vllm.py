@@ -45,7 +45,7 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def hosted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    return made_models(tmp_path_factory.mktemp("models"), Path(VLLM).with_name("python"), VLLM)
+    return made_models(tmp_path_factory.mktemp("models"), Path(VLLM).with_name("python"), ("tiny", "smollm2"), VLLM)
 
 
 @pytest.fixture(scope="module")

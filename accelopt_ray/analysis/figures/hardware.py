@@ -47,14 +47,15 @@ def percent_of_peak(profiles: pd.DataFrame) -> Figure:
     axes.plot(pairs[BASELINE], rows, "s", color=ORANGE, markersize=7, label="baseline")
     axes.plot(pairs[BEST], rows, "o", color=BLUE, markersize=8, label="best kernel")
     for row, (_, pair) in zip(rows, pairs.iterrows(), strict=True):
-        axes.annotate(f"{pair[BEST]:.0f} %", (pair[BEST], row), xytext=(8, 0), textcoords="offset points", va="center")
+        change = f"{pair[BASELINE]:.0f} → {pair[BEST]:.0f} %"
+        axes.annotate(change, (1.01, row), xycoords=axes.get_yaxis_transform(), va="center")
     axes.axvline(100, color="black", linewidth=1.0, label="roofline")
     axes.set_yticks(rows, [f"{task} ({limit} bound)" if limit else task for task, limit in pairs["label"]])
     axes.set_xlim(0, max(108, pairs[[BASELINE, BEST]].max().max() * 1.12))
     axes.set_ylim(-0.6, len(pairs) - 0.4)
     axes.set_xlabel("percent of the roofline's peak (%)")
-    axes.set_title("Distance from the hardware's limit, before and after")
-    axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.set_title("Percent of peak, before and after")
+    axes.legend(loc="upper left")
     return finish(figure, any_simulated(profiles))
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -66,6 +70,23 @@ def speedup_by_iteration(progress: pd.DataFrame) -> Figure:
     return finish(figure, any_simulated(progress))
 
 
+def _name_ends(axes: Axes, ends: Mapping[Hashable, float]) -> None:
+    """Writes the names of lines beside where they end, moved apart as little as keeps them from overlapping."""
+    low, high = axes.get_ylim()
+    gap = (high - low) / 28
+    ordered = sorted(ends.items(), key=lambda item: item[1])
+    # Places a gap apart, nearest to the values by least squares: pooling adjacent violators.
+    pools: list[list[float]] = []
+    for number, (_, value) in enumerate(ordered):
+        pools.append([value - number * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    places = [float(np.mean(pool)) for pool in pools for _ in pool]
+    for number, ((name, value), place) in enumerate(zip(ordered, places, strict=True)):
+        where = (1.01, place + number * gap)
+        axes.annotate(f"{name} {value:.2f}×", where, xycoords=axes.get_yaxis_transform(), fontsize=7.0, va="center")
+
+
 @styled
 def best_so_far(points: pd.DataFrame, by: str = "evaluations", frontier: pd.DataFrame | None = None) -> Figure:
     """Best speed-up against what it took.
@@ -79,30 +100,27 @@ def best_so_far(points: pd.DataFrame, by: str = "evaluations", frontier: pd.Data
         return nothing_to_show("no evaluations yet")
     if by == "cost_usd" and not points["cost_usd"].gt(0).any():
         return nothing_to_show("no dollars were spent, or no price of the models is known")
-    figure, (axes,) = new_figure()
     searches = list(points.groupby(["run_id", "task"], sort=False))
     several_tasks = points["task"].nunique() > 1
+    named = len(searches) <= _NAMED_LINES
+    figure, (axes,) = new_figure(height=3.6 if named else 4.4)
+    curves: list[pd.Series] = []
     for number, ((run_id, task), rows) in enumerate(searches):
-        named = len(searches) <= _NAMED_LINES
-        steps = rows[[by, "best_speedup"]].astype("float64").groupby(by, as_index=False)["best_speedup"].max()
-        axes.step(
-            steps[by],
-            steps["best_speedup"],
-            where="post",
-            color=CYCLE[number % len(CYCLE)] if named else GREY,
-            linestyle=LINES[number % len(LINES)] if named else "-",
-            alpha=1.0 if named else 0.35,
-            linewidth=1.6 if named else 0.8,
-            label=(f"{task}, {run_id}" if several_tasks else str(run_id)) if named else None,
-        )
-        improved = rows[rows["improved"]]
+        curve = rows[[by, "best_speedup"]].astype("float64").groupby(by)["best_speedup"].max()
+        curves.append(curve)
         if named:
-            axes.plot(
-                improved[by].astype("float64"),
-                improved["best_speedup"],
-                MARKERS[number % len(MARKERS)],
-                color=CYCLE[number % len(CYCLE)],
-            )
+            look: dict[str, Any] = {"color": CYCLE[number % len(CYCLE)], "linestyle": LINES[number % len(LINES)]}
+            axes.step(curve.index, curve, where="post", label=f"{task}, {run_id}" if several_tasks else run_id, **look)
+            improved = rows[rows["improved"]]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(improved[by].astype("float64"), improved["best_speedup"], marker, color=look["color"])
+        else:
+            axes.step(curve.index, curve, where="post", color=GREY, linewidth=0.9)
+    if not named:
+        mean = np.exp(np.log(pd.concat(curves, axis=1).sort_index().ffill().fillna(1.0)).mean(axis=1))
+        axes.step(mean.index, mean, where="post", color=CYCLE[0], linewidth=2.2, label="geometric mean")
+        if points["run_id"].nunique() == 1:
+            _name_ends(axes, {task: curve.iloc[-1] for ((_, task), _), curve in zip(searches, curves, strict=True)})
     if frontier is not None and len(searches) > 1 and not frontier.empty:
         axes.plot(
             frontier[by].astype("float64"), frontier["best_speedup"], "*", color="black", markersize=8, label="unbeaten"
@@ -114,5 +132,5 @@ def best_so_far(points: pd.DataFrame, by: str = "evaluations", frontier: pd.Data
     if by != "evaluations":
         axes.set_xlim(left=0)
     if axes.get_legend_handles_labels()[0] and len(searches) > 1:
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right" if named else "upper right")
     return finish(figure, any_simulated(points))
