@@ -1,4 +1,4 @@
-"""Models as an application of a real Ray Serve: with Ray's LLM serving and vLLM on the CPU, and with a stand-in for it.
+"""Models as an application of a real Ray Serve, with a stand-in for Ray's LLM serving.
 
 Runs in the environment of ``make test-serve``, which has ``ray[serve]``; ours has not.
 """
@@ -10,7 +10,6 @@ import sys
 import time
 import types
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ serve = pytest.importorskip(
 )
 
 from ray.exceptions import RayActorError  # noqa: E402
-from real_runs import (  # noqa: E402
-    ASKED,
-    check_that_everything_is_accounted_for,
-    configured,
-    made_models,
-    run_to_its_end,
-)
 
 from accelopt_ray.agents.client import ModelClient  # noqa: E402
 from accelopt_ray.agents.endpoints import ModelEndpoint  # noqa: E402
@@ -248,14 +240,3 @@ def test_gpus_of_a_replica_are_those_of_its_parallelism_and_the_entry_takes_none
     [served] = entry.init_kwargs["llm_deployments"].values()
     bundles = served._bound_deployment._replica_config.placement_group_bundles
     assert [bundle["GPU"] for bundle in bundles] == [1, 1, 1, 1]
-
-
-def test_a_whole_run_on_rays_llm_serving(tmp_path: Path, cluster: Cluster):
-    pytest.importorskip("vllm", reason="vLLM is not installed: use make test-serve", exc_type=ImportError)
-    hosted = made_models(tmp_path / "models", Path(sys.executable), ["tiny"])
-    models = {"default": {"hosted": "tiny", **ASKED}}
-    # Of two CPUs one is left to the model.
-    config = configured(tmp_path / "run", hosted=hosted, hosting="serve", models=models, slots=1)
-    run_to_its_end(config, "served", cluster)
-    check_that_everything_is_accounted_for(tmp_path / "run")
-    assert not serve.status().applications
