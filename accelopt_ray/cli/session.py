@@ -142,13 +142,13 @@ def _run(config: RunConfig, tasks: Sequence[Task], run_id: str, edits: Edits | N
 
 
 def expectation(config: RunConfig) -> str:
-    """What a run will ask for and cost, in one line; an upper bound, said before anything is spent."""
+    """What a run will ask for and cost, in one line, said before anything is spent."""
     from accelopt_ray.sweep.demand import run_demand
     from accelopt_ray.sweep.estimate import run_usd
     from accelopt_ray.sweep.file import Assumptions
 
     demand = run_demand(config)
-    text = f"at most {demand.calls:,} model calls and {demand.evaluations:,} evaluations"
+    text = f"about {demand.calls:,} model calls and {demand.evaluations:,} evaluations"
     if config.replay is not None:
         return f"{text}, all answered from {config.replay}, nothing is spent"
     if not config.models:

@@ -38,7 +38,7 @@ def plan(file: File, scale: ScaleName = None) -> None:
     expected = estimate(sweep, os.cpu_count() or 1)
     _print_runs(sweep)
     demand, assume = expected.demand, sweep.assume
-    print(f"at most     {demand.calls:,} model calls, {demand.evaluations:,} evaluations")
+    print(f"about       {demand.calls:,} model calls, {demand.evaluations:,} evaluations")
     print(
         f"            planner {demand.planner_calls:,}, executor {demand.executor_calls:,}, "
         f"summarizer {demand.summarizer_calls:,}, fixer {demand.fixer_calls:,}"

@@ -11,7 +11,9 @@ from accelopt_ray.sweep.file import Sweep
 
 @dataclass(frozen=True)
 class Demand:
-    """What a search asks for if every call brings a kernel and none is a duplicate: an upper bound.
+    """What a search asks for if every call brings a new plan or kernel.
+
+    Failures and duplicates make evaluations fewer; samples that replace repeated plans and kernels add calls.
 
     Attributes:
         planner_calls: Calls of the planner.

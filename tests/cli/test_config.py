@@ -198,9 +198,9 @@ def test_a_mistake_about_models_is_one_line(changes: dict[str, object], said: st
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({}, "at most 12 model calls and 7 evaluations"),
+        ({}, "about 12 model calls and 7 evaluations"),
         # Of 12 calls, 8,000 + 2,900 tokens each: 12 x (0.008 x 1 USD + 0.0029 x 10 USD).
-        ({"model": "priced"}, "at most 12 model calls and 7 evaluations, 0.44 USD at 8,000 + 2,900 tokens a call"),
+        ({"model": "priced"}, "about 12 model calls and 7 evaluations, 0.44 USD at 8,000 + 2,900 tokens a call"),
         ({"model": "priced", "replay": "old"}, "calls and 7 evaluations, all answered from old, nothing is spent"),
         ({"model": "priced", "search": {"max_cost_usd": 0.1}}, "; the budget ends it at 0.10 USD"),
         ({"model": "unheard-of"}, "(no price known, counted as 0: unheard-of)"),
