@@ -31,9 +31,10 @@ install-vllm: $(VLLM_STAMP)
 demo: $(STAMP)
 	$(BIN)/accelopt-ray optimize silu --beam-width 2 --plans-per-candidate 3 --attempts-per-plan 1 --iterations 3 --output $(DEMO_OUTPUT)
 
-# Two processes: one keeps the tests that need Ray, on the one cluster of the session, the other begins with the rest.
+# Ray's tests come alone, in one process: two clusters that start and end beside each other do not leave each other be.
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and not ray" --numprocesses 2 --dist loadgroup $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "not slow and ray" $(PYTEST_ARGS)
 
 test-slow: $(STAMP) $(VLLM_STAMP)
 	ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)

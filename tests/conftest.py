@@ -19,6 +19,7 @@ os.environ.pop("RAY_ADDRESS", None)
 os.environ["ACCELOPT_RAY_STORE"] = "off"
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Says what stays together when pytest-xdist shares the tests out: a module, and all that use the one cluster."""
     for item in items:
