@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("ray", reason="Ray is not installed")
+
 from accelopt_ray.outcome import UserError
 from actors import cluster
 
