@@ -239,13 +239,13 @@ class ProfilerPool:
             )
             doubtful = result.outcome in _KILLED
             if doubtful:
-                await self._outlive(slot)
+                await self._hear_from(slot)
             lost = False
             return result
         except RayTaskError as error:
             # The harness raised.
             if isinstance(error.cause, UserError):
-                await self._outlive(slot)
+                await self._hear_from(slot)
                 lost = False
                 raise UserError(str(error.cause)) from None
             doubtful, lost = isinstance(error.cause, DeviceFault), False
@@ -259,21 +259,22 @@ class ProfilerPool:
             else:
                 self._offer(slot)
 
-    async def _outlive(self, slot: int) -> None:
-        """Waits for a word from a worker that has told of a death, its kernel's or its reference's.
+    async def _hear_from(self, slot: int) -> None:
+        """Waits for a word from a slot's worker.
 
-        A worker that goes down, with its node perhaps, ends its children first: then it has killed them, not they
-        themselves.
+        A worker that goes down, with its node perhaps, ends its children first: what it tells of their death is no
+        verdict unless it lives on.
 
         Raises:
             RayError: It has gone.
+            asyncio.TimeoutError: It does not answer.
         """
         await asyncio.wait_for(_answer(self._workers[slot].core.remote()), _PROBE_TIMEOUT_S)
 
     async def _is_there(self, slot: int) -> bool:
         """Whether a slot's worker still answers; replaces it otherwise."""
         try:
-            await self._outlive(slot)
+            await self._hear_from(slot)
         except (RayError, asyncio.TimeoutError):
             self._replace(slot)
             return False
