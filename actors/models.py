@@ -18,6 +18,7 @@ from accelopt_ray.outcome import UserError
 from accelopt_ray.serving.model import HostedModel
 from accelopt_ray.serving.process import ServerProcess
 from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Server, Supervisor
+from actors.pools import NAMESPACE
 from actors.serve_application import ServeApplication, ServeGuard
 
 _STATE_WAIT_S = 15.0
@@ -228,7 +229,7 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
         beside = NodeAffinitySchedulingStrategy(here, soft=True)
         ray.remote(ServeGuard).options(
             name=f"{application}-guard",
-            namespace="accelopt",
+            namespace=NAMESPACE,
             lifetime="detached",
             num_cpus=0,
             scheduling_strategy=beside,

@@ -161,7 +161,7 @@ class ProfilerPool:
         arrived = time.monotonic()
         fault, reason = "", "worker_lost"
         faults, lost_on = 0, list[str]()
-        dispatches = itertools.count()
+        tried_before = False
         while faults + len(lost_on) < MAX_DISPATCHES:
             slot = await self._take(claimant or job.task_name)
             if slot is None:
@@ -170,8 +170,8 @@ class ProfilerPool:
             if lost_on and not await self._is_there(slot):
                 continue  # it was lost at the same time, without this job
             dispatched = time.monotonic()
-            if next(dispatches):
-                self.statistics.retried += 1
+            self.statistics.retried += tried_before
+            tried_before = True
             try:
                 result = await self._on_worker(slot, job, compiled)
             except asyncio.TimeoutError:

@@ -21,17 +21,27 @@ def findable(name: str) -> dict[str, Any]:
     return {"name": f"{_PREFIX}{name}", "namespace": NAMESPACE}
 
 
-def find_pools() -> Mapping[str, PoolStatus]:
-    """Asks every pool of the connected cluster what it is doing; one that does not answer is left out."""
-    found: dict[str, PoolStatus] = {}
+def answers_of(method: str, timeout_s: float = _TIMEOUT_S) -> list[tuple[str, Any, Any]]:
+    """Asks the named actors of the connected cluster that have a method; one that does not answer is left out.
+
+    Returns:
+        Each one's name, its handle, and what it says.
+    """
+    found: list[tuple[str, Any, Any]] = []
     for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] != NAMESPACE or not actor["name"].startswith(_PREFIX):
+        if actor["namespace"] != NAMESPACE:
             continue
         try:
             holder = ray.get_actor(actor["name"], namespace=NAMESPACE)
-            status = ray.get(holder.pool_status.remote(), timeout=_TIMEOUT_S)
+            if hasattr(holder, method):
+                answer = ray.get(getattr(holder, method).remote(), timeout=timeout_s)
+                found.append((actor["name"], holder, answer))
         except (RayError, ValueError):  # it ended meanwhile
             continue
-        if status is not None:
-            found[actor["name"].removeprefix(_PREFIX)] = status
     return found
+
+
+def find_pools() -> Mapping[str, PoolStatus]:
+    """Asks every pool of the connected cluster what it is doing."""
+    answers = answers_of("pool_status")
+    return {name.removeprefix(_PREFIX): status for name, _, status in answers if status is not None}

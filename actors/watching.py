@@ -10,11 +10,11 @@ from pathlib import PurePath
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from accelopt_ray.analysis.live import Snapshot
 from accelopt_ray.outcome import UserError
-from actors.pools import NAMESPACE
+from actors.pools import answers_of
 
 _TIMEOUT_S = 30.0
 
@@ -63,18 +63,11 @@ class RunEndedError(Exception):
 
 def held_runs() -> list[HeldRun]:
     """Finds the runs that go on in the connected cluster; a holder that does not answer is left out."""
-    found: list[HeldRun] = []
-    for actor in ray.util.list_named_actors(all_namespaces=True):
-        if actor["namespace"] != NAMESPACE:
-            continue
-        try:
-            holder = ray.get_actor(actor["name"], namespace=NAMESPACE)
-            if not hasattr(holder, "held_runs"):
-                continue
-            folders = ray.get(holder.held_runs.remote(), timeout=_TIMEOUT_S)
-        except (RayError, ValueError):  # it ended meanwhile
-            continue
-        found += [HeldRun(run_id, folder, holder) for run_id, folder in folders.items()]
+    found = [
+        HeldRun(run_id, folder, holder)
+        for _, holder, folders in answers_of("held_runs", _TIMEOUT_S)
+        for run_id, folder in folders.items()
+    ]
     return sorted(found, key=lambda run: run.run_id)
 
 
