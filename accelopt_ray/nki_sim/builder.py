@@ -1,4 +1,4 @@
-"""The program under construction: buffers, instructions, loops and scopes of one trace.
+"""The program under construction, from the first buffer of a trace to the finished program.
 
 Instructions stay mutable until :meth:`Builder.finish`, because assigning a fresh result into a tensor names its
 destination instead of copying it.
@@ -7,31 +7,23 @@ destination instead of copying it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Union
 
-import numpy as np
-
 from accelopt_ray.nki_sim import errors
-from accelopt_ray.nki_sim.masks import mask_term
+from accelopt_ray.nki_sim.freeze import Freezer
 from accelopt_ray.nki_sim.program import (
-    Access,
-    Attribute,
     Buffer,
-    DimIndex,
     Engine,
-    Instruction,
-    Loop,
     LoopKind,
-    Node,
     Opcode,
     Program,
     Role,
     Space,
 )
 from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, Site
+from accelopt_ray.nki_sim.trace_records import LoopRecord, Naming, Record, Scope, TracedBuffer
 
 if TYPE_CHECKING:
     from accelopt_ray.nki_sim.tile import Tensor
@@ -43,89 +35,6 @@ KERNEL_FILENAME = "<nki kernel>"
 MAX_INSTRUCTIONS = 200_000
 
 _PLACEMENT_COMPUTE = frozenset({Space.SBUF, Space.PSUM})
-
-
-@dataclass(eq=False)
-class TracedBuffer:
-    """A buffer of the trace; see :class:`~accelopt_ray.nki_sim.program.Buffer` for the shared fields.
-
-    Attributes:
-        scopes: The loop scopes that must be open where it is used.
-        producer: The instruction whose fresh, still unnamed result it holds.
-        last_touch: Sequence number of the last instruction that read or wrote it.
-        allocated: Whether the kernel placed it at an address of its own.
-    """
-
-    id: int
-    name: str
-    space: Space
-    shape: tuple[int, ...]
-    dtype: str
-    role: Role
-    block_dims: int = 0
-    loops: tuple[LoopVariable, ...] = ()
-    scopes: tuple[Scope, ...] = ()
-    fill: float | None = None
-    line: int = 0
-    producer: Record | None = None
-    last_touch: int = -1
-    written: bool = False
-    mutable: bool = False
-    allocated: bool = False
-    constant: np.ndarray[Any, Any] | None = None
-    given_name: str = ""
-    naming: Naming | None = None
-
-
-@dataclass(eq=False)
-class Naming:
-    """How an instruction came to write a destination instead of its own result, so that it can be taken back.
-
-    Attributes:
-        record: The instruction.
-        value: Its own result.
-        destination: What it writes instead.
-        after: The last node of the body when the assignment was made.
-    """
-
-    record: Record
-    value: Tensor
-    destination: Tensor
-    after: Union[Record, LoopRecord]
-
-
-@dataclass(eq=False)
-class Scope:
-    """The body of a loop, unrolled or not; ``depth`` counts the symbolic loops around it."""
-
-    depth: int
-    open: bool = True
-
-
-@dataclass(eq=False)
-class Record:
-    """An instruction of the trace."""
-
-    opcode: Opcode
-    engine: Engine
-    outputs: list[Tensor]
-    operands: dict[str, Union[Tensor, float, int]]
-    attributes: dict[str, Any]
-    mask: list[Index]
-    line: int
-    sequence: int
-    body: list[Union[Record, LoopRecord]]
-    accumulate: bool = False
-    explicit_dtype: bool = False
-
-
-@dataclass(eq=False)
-class LoopRecord:
-    """A loop of the trace with its body."""
-
-    variable: LoopVariable
-    line: int
-    body: list[Union[Record, LoopRecord]] = field(default_factory=list)
 
 
 class Builder:
@@ -401,7 +310,7 @@ class Builder:
             if tensor.buffer.role is not Role.INPUT:
                 tensor.buffer.role = Role.OUTPUT
                 reshaped[tensor.buffer.id] = tensor.shape
-        freeze = _Freezer(used)
+        freeze = Freezer(used)
         body = freeze.nodes(self.root)
         buffers = {
             buffer.id: Buffer(
@@ -436,70 +345,6 @@ def _check_loops(index: Index) -> None:
     for loop in index.terms:
         if not loop.open:
             raise errors.local_variable_out_of_scope(loop.name)
-
-
-class _Freezer:
-    """Converts records to program nodes and collects the buffers in use."""
-
-    def __init__(self, used: set[int]) -> None:
-        self._used = used
-        self._next_id = 0
-        self._dims: dict[object, DimIndex] = {}
-
-    def nodes(self, body: Sequence[Union[Record, LoopRecord]]) -> tuple[Node, ...]:
-        return tuple(self._nodes(body))
-
-    def _nodes(self, body: Sequence[Union[Record, LoopRecord]]) -> Iterator[Node]:
-        for record in body:
-            if isinstance(record, LoopRecord):
-                inner = self.nodes(record.body)
-                if inner:
-                    variable = record.variable
-                    yield Loop(variable.id, variable.trips, variable.kind, inner, record.line)
-            else:
-                yield self._instruction(record)
-
-    def _instruction(self, record: Record) -> Instruction:
-        identifier = self._next_id
-        self._next_id += 1
-        return Instruction(
-            id=identifier,
-            opcode=record.opcode,
-            engine=record.engine,
-            outputs=tuple(self._access(output) for output in record.outputs),
-            operands={
-                name: value if isinstance(value, (int, float)) else self._access(value)
-                for name, value in record.operands.items()
-            },
-            attributes={name: _attribute(value) for name, value in record.attributes.items()},
-            mask=tuple(mask_term(term) for term in record.mask),
-            accumulate=record.accumulate,
-            line=record.line,
-        )
-
-    def _access(self, tensor: Tensor) -> Access:
-        self._used.add(tensor.buffer.id)
-        index = [self._dim(dim) for dim in tensor.dims]
-        for position, tile in tensor.indirect.items():
-            direct = index[position]
-            index[position] = DimIndex(direct.start, direct.strides, direct.tables, self._access(tile))
-        return Access(tensor.buffer.id, tensor.shape, tuple(index), tensor.view_shape)
-
-    def _dim(self, dim: Index) -> DimIndex:
-        """The index as plain data, one object for all that are equal."""
-        key = (dim.constant, tuple(dim.terms.items()), dim.strides, tuple(dim.tables.items()))
-        found = self._dims.get(key)
-        if found is None:
-            found = self._dims[key] = dim.dim_index()
-        return found
-
-
-def _attribute(value: Any) -> Attribute:
-    if isinstance(value, tuple) and value and isinstance(value[0], Index):
-        return tuple(mask_term(term) for term in value)
-    if isinstance(value, Index):
-        return mask_term(value) if value.shape else value.affine()
-    return value  # type: ignore[no-any-return]
 
 
 _active: list[Builder] = []

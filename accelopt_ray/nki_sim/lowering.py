@@ -11,11 +11,12 @@ from math import prod
 from typing import Any, Union
 
 from accelopt_ray.nki_sim import dtypes, errors, operators
-from accelopt_ray.nki_sim.builder import Record, current
+from accelopt_ray.nki_sim.builder import current
 from accelopt_ray.nki_sim.masks import resolve_mask
 from accelopt_ray.nki_sim.program import Engine, Opcode, Space
 from accelopt_ray.nki_sim.symbolic import Index, as_int, broadcast_shapes
 from accelopt_ray.nki_sim.tile import Tensor, require_tile, whole
+from accelopt_ray.nki_sim.trace_records import Record
 
 Number = Union[float, int]
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from accelopt_ray.nki_sim import dtypes, errors
-from accelopt_ray.nki_sim.builder import TracedBuffer
 from accelopt_ray.nki_sim.program import Space
 from accelopt_ray.nki_sim.symbolic import Condition, DynamicSlice, Index, as_index, as_int, broadcast_shapes
+from accelopt_ray.nki_sim.trace_records import TracedBuffer
 from accelopt_ray.nki_sim.views import View, dim_text, identity_dims, is_axis, lookup, regroup, same_index, slice_bounds
 
 _NO_INDIRECT: Mapping[int, Any] = {}

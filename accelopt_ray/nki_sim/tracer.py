@@ -24,6 +24,7 @@ from accelopt_ray.nki_sim.program import Program, Role, Space
 from accelopt_ray.nki_sim.spaces import SBUF_USABLE_BYTES
 from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site, requested_sites
 from accelopt_ray.nki_sim.tile import Tensor, whole
+from accelopt_ray.nki_sim.trace_records import TracedBuffer
 from accelopt_ray.nki_sim.validate import validate
 
 KernelInput = Union[TensorSpec, float, int]
@@ -226,7 +227,7 @@ def _call(kernel: Any, inputs: Sequence[KernelInput], builder: tracing.Builder) 
     function: Callable[..., Any] = kernel.function if isinstance(kernel, modules.KernelFunction) else kernel
     parameters = _parameters(function)
     arguments: list[Any] = []
-    buffers: list[tracing.TracedBuffer] = []
+    buffers: list[TracedBuffer] = []
     for position, value in enumerate(inputs):
         if not isinstance(value, TensorSpec):
             arguments.append(value)
@@ -257,7 +258,7 @@ def _parameters(function: Callable[..., Any]) -> list[tuple[str, str]]:
     return found
 
 
-def _outputs(result: Any, inputs: Sequence[tracing.TracedBuffer]) -> list[Tensor]:
+def _outputs(result: Any, inputs: Sequence[TracedBuffer]) -> list[Tensor]:
     """Checks what the kernel returned."""
     returned = list(result) if isinstance(result, (tuple, list)) else [result]
     outputs: list[Tensor] = []

@@ -11,11 +11,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from accelopt_ray.nki_sim import symbolic
-from accelopt_ray.nki_sim.builder import TracedBuffer
 from accelopt_ray.nki_sim.errors import KernelError
 from accelopt_ray.nki_sim.program import LoopKind, Role, Space
 from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Condition, Index, LoopVariable
 from accelopt_ray.nki_sim.tile import Tensor
+from accelopt_ray.nki_sim.trace_records import TracedBuffer
 
 _LOOPS = [LoopVariable(0, 4, LoopKind.AFFINE, (1, 0), "i"), LoopVariable(1, 3, LoopKind.AFFINE, (2, 0), "j")]
 _AXES = ((6, 1), (1, 5))
