@@ -11,6 +11,11 @@ from accelopt_ray.rewrite.regions import Dim, Op, Ref
 from accelopt_ray.rewrite.syntax import expression, substitute, walk
 
 
+def normalised(kernel: Kernel) -> Kernel:
+    """A normalised copy; ``kernel`` stays as it is."""
+    return normalise(Kernel(kernel.tree.copy()))
+
+
 def normalise(kernel: Kernel) -> Kernel:
     """Gives every loop its own index name and writes sizes and views inside loops out where they are used.
 

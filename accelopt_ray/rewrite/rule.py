@@ -72,9 +72,13 @@ class Rule(ABC):
     #: Words by which a plan or an experience item may mention the rule.
     keywords: tuple[str, ...] = ()
 
-    @abstractmethod
     def find(self, kernel: Kernel) -> list[Site]:
-        """All sites at which the rewrite is provably legal, in program order."""
+        """All sites at which the rewrite is provably legal, in program order; none if the kernel is not understood."""
+        return self._find(kernel) if kernel.understood else []
+
+    @abstractmethod
+    def _find(self, kernel: Kernel) -> list[Site]:
+        """As :meth:`find`, of a kernel that is understood."""
 
     @abstractmethod
     def apply(self, kernel: Kernel, site: Site) -> None:
@@ -118,9 +122,7 @@ class Peephole(Rule):
     def match(self, kernel: Kernel, op: Op) -> Edit | None:
         """The edit at ``op``, or None when the rule does not apply there."""
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         sites: list[Site] = []
         for op in kernel.ops:
             if op.kind == "unknown":

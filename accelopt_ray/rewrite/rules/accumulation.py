@@ -25,9 +25,7 @@ class AccumulateInPsum(Rule):
     typical_gain = 1.15
     keywords = ("accumulate in psum", "accumulate the products", "sum of products")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         found = [op for op in kernel.ops if _product(kernel, op) is not None]
         return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, build, emit, producers_of, read_nest
-from accelopt_ray.rewrite.normalise import normalise
+from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 from accelopt_ray.rewrite.syntax import expression, statement, substitute
@@ -55,16 +55,14 @@ class RowBlocking(Rule):
     typical_gain = 1.2
     keywords = ("row block", "block of rows", "block of row tiles")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, root in enumerate(fresh.loops):
             try:
                 found = _read(fresh, root)
                 size = _size(found)
-                self._rewrite(normalise(Kernel(kernel.tree.copy())), number)
+                self._rewrite(normalised(kernel), number)
             except NotReorderable:
                 continue
             detail = (f"A block has up to {size} row tiles.",)

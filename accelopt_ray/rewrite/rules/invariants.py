@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.normalise import normalise, refs_of
+from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, remove, tidy
 from accelopt_ray.rewrite.syntax import names_read, walk
@@ -32,9 +32,7 @@ class ShareLoad(Rule):
     typical_gain = 1.05
     keywords = ("duplicate load", "loaded twice", "load once", "second load")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         sites: list[Site] = []
         for op in kernel.ops:
             if self._earlier(kernel, op) is not None:
@@ -100,10 +98,8 @@ class HoistInvariant(Rule):
     typical_gain = 1.04
     keywords = ("loop-invariant", "invariant load", "hoist", "out of the loop")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for op in fresh.ops:
             if self._loop(fresh, op) is not None:

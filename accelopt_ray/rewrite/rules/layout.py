@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.normalise import normalise
+from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, rebound_between, remove, render, tidy
@@ -58,10 +58,8 @@ class PackRotation(Rule):
     typical_gain = 1.6
     keywords = ("rotation", "all partitions", "both halves", "packed halves")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for op in fresh.ops:
             if self._match(fresh, op) is not None:

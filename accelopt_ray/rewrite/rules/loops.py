@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
-from accelopt_ray.rewrite.normalise import normalise
+from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Dim, Loop, Op, Ref
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
@@ -31,10 +31,8 @@ class FuseLoops(Rule):
     exclusive = True
     keywords = ("fuse the consuming", "same range", "tile by tile")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, (first, second) in enumerate(_neighbours(fresh)):
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.normalise import normalise, render_ref, replace_ref
+from accelopt_ray.rewrite.normalise import normalise, normalised, render_ref, replace_ref
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, is_column, remove, render, tidy
@@ -33,10 +33,8 @@ class SharedTranspose(Rule):
     typical_gain = 1.18
     keywords = ("shared transpose", "transpose once", "nl.matmul", "transposes of the left side")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         return [
             Site(self.id, anchor_of(op), 0, (), (), op.position)
             for op in fresh.ops
@@ -128,9 +126,7 @@ class DeferScale(Rule):
     typical_gain = 1.15
     keywords = ("defer", "normalise after the product", "scale at eviction", "deferred normalisation")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         return [
             Site(self.id, anchor_of(op), 0, (), (), op.position)
             for op in kernel.ops

@@ -7,7 +7,7 @@ import copy
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import Nest, NotReorderable, emit, read_nest, reorder
-from accelopt_ray.rewrite.normalise import normalise, refs_of, render_ref, replace_ref
+from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of, render_ref, replace_ref
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
@@ -33,10 +33,8 @@ class StripFusion(Rule):
     typical_gain = 1.7
     keywords = ("strip", "fuse the producing", "fuse the loops", "row strip", "fuse passes")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        copied = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        copied = normalised(kernel)
         sites: list[Site] = []
         for number, (producer, consumer) in enumerate(_sibling_loops(copied)):
             try:
@@ -156,7 +154,7 @@ def _row_loops(
         raise NotReorderable("a shared tensor does not depend on all row loops")
     if len(outer) == len(nest.order):
         raise NotReorderable("the strip would be a single tile")
-    trial = normalise(Kernel(kernel.tree.copy()))
+    trial = normalised(kernel)
     twin_loop = trial.loops[kernel.loops.index(producer)]
     twin = read_nest(trial, twin_loop)
     reorder(twin, tuple(twin.order[nest.order.index(loop)] for loop in outer), _cheap_rows(twin))
@@ -268,9 +266,7 @@ class SinkBuffer(Rule):
     keywords = ("sink", "inside the loop", "declare the buffer")
     independent_sites = True
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         sites: list[Site] = []
         for number, buffer in enumerate(kernel.buffers):
             if self._plan(kernel, buffer) is not None:

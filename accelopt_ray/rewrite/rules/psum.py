@@ -61,9 +61,7 @@ class SumOnTensorEngine(Rule):
     typical_gain = 1.25
     keywords = ("add up the tiles", "sum in psum", "accumulate in psum", "identity matmul")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         return [
             Site(self.id, anchor_of(op), number, (), (), op.position)
             for number, op in enumerate(op for op in kernel.ops if self._legal(kernel, op))
@@ -157,9 +155,7 @@ class OperandInPsum(Rule):
 
     _PRODUCERS = frozenset({"tensor_tensor", "scalar_tensor_tensor", "tensor_scalar", "activation"})
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         found = [op for op in kernel.ops if self._legal(kernel, op)]
         return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
 
@@ -221,9 +217,7 @@ class BroadcastInPsum(Rule):
     everywhere = True
     keywords = ("broadcast into psum", "row of ones", "broadcasts stay in psum")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         found = [op for op in kernel.ops if self._row(kernel, op) is not None]
         return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, bytes_per_partition, emit, read_nest, reorder
-from accelopt_ray.rewrite.normalise import normalise
+from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 
@@ -26,15 +26,13 @@ class ResidentOperand(Rule):
     exclusive = True
     keywords = ("resident operand", "operand resident", "keep the operand", "keep the weights")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, loop in enumerate(fresh.loops):
             try:
                 _, kept = _plan(fresh, loop)
-                self._rewrite(normalise(Kernel(kernel.tree.copy())), number)
+                self._rewrite(normalised(kernel), number)
             except NotReorderable:
                 continue
             names = ", ".join(f"`{leaf.op.dest.buffer.name}`" for leaf in kept if leaf.op.dest is not None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
-from accelopt_ray.rewrite.normalise import normalise, refs_of
+from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Loop, Op, Space
 from accelopt_ray.rewrite.retile import (
@@ -57,10 +57,10 @@ class TileScan(Rule):
     keywords = ("tile the scan", "carried state", "carry its state", "chunks of the sequence")
     widths: tuple[int, ...] = (512, 1024, 256)
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood or not any(op.kind == "scan" for op in kernel.ops):
+    def _find(self, kernel: Kernel) -> list[Site]:
+        if not any(op.kind == "scan" for op in kernel.ops):
             return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+        fresh = normalised(kernel)
         roots: list[int] = []
         for op in fresh.ops:
             if op.kind == "scan" and op.loops and fresh.loops.index(op.loops[0]) not in roots:

@@ -25,9 +25,7 @@ class ScaleInsideExponential(Rule):
     typical_gain = 1.08
     keywords = ("unscaled scores", "scale inside", "inside exp", "scale inside the exponential")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         found = [op for op in kernel.ops if self._uses(kernel, op) is not None]
         return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
-from accelopt_ray.rewrite.normalise import normalise, refs_of
+from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.retile import COLUMNWISE, rewrite_dims
@@ -85,10 +85,8 @@ class ExactTiles(Rule):
     typical_gain = 1.04
     keywords = ("exact tiles", "partial tile", "equal tiles", "masked tail", "divides the axis")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, loop in enumerate(fresh.loops):
             try:

@@ -6,7 +6,7 @@ import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
-from accelopt_ray.rewrite.normalise import normalise
+from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Dim, Loop, Op, Space
 from accelopt_ray.rewrite.retile import (
@@ -94,10 +94,8 @@ class MergePieces(Rule):
     typical_gain = 1.08
     keywords = ("pieces", "larger free size", "wider instructions", "full width")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, loop in enumerate(fresh.loops):
             try:
@@ -162,10 +160,8 @@ class WidenTiles(Rule):
     keywords = ("wider tiles", "tile width", "streaming width", "wider loads")
     widths: tuple[int, ...] = (2048, 4096, 1024, 8192)
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
-        fresh = normalise(Kernel(kernel.tree.copy()))
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
         sites: list[Site] = []
         for number, loop in enumerate(fresh.loops):
             for width in self.widths:
@@ -267,9 +263,7 @@ class IndependentLoop(Rule):
     typical_gain = 1.05
     keywords = ("affine_range", "independent iterations", "range kind")
 
-    def find(self, kernel: Kernel) -> list[Site]:
-        if not kernel.understood:
-            return []
+    def _find(self, kernel: Kernel) -> list[Site]:
         sites: list[Site] = []
         for number, loop in enumerate(kernel.loops):
             if self._independent(kernel, loop):
