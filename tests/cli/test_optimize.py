@@ -27,14 +27,19 @@ def environment(home: Path) -> dict[str, str]:
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "accelopt_ray", "optimize", "silu", *REDUCED, *arguments]
-    return subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        cwd=folder,
-        env={**environment(folder), "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
+    # A shell that runs the tests in the background has them, and whatever they start, ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=folder,
+            env={**environment(folder), "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_optimize_finds_a_faster_correct_kernel_with_nothing_configured(tmp_path: Path):
