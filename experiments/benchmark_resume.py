@@ -9,10 +9,10 @@ or any finished evaluation made, once more?
 Starting a cluster takes longer than such a run, so there are three kinds of trials. In most, driver, recorder and
 memory live in one process, as they do in a sweep; evaluations take a moment and are answered from the undisturbed run,
 and that process is killed (``process``). In others the run has actors of its own on a cluster that outlives it, and
-evaluates on the simulator; killed are the ``driver``, the ``recorder``, one ``profiler`` or all of them at once
-(``actors``). The last ones start ``accelopt-ray optimize`` and ``resume`` with a cluster of their own, of which the
-``command`` alone or every process (``machine``) is killed. After some of the kills, the newest file of the trajectory
-is also cut short (``+torn``), as a disk may do that acknowledges what it has not written.
+evaluates on the simulator; killed are the ``driver``, the ``recorder``, one ``profiler``, all ``profilers`` or all of
+them at once (``actors``). The last ones start ``accelopt-ray optimize`` and ``resume`` with a cluster of their own, of
+which the ``command`` alone or every process (``machine``) is killed. After some of the kills, the newest file of the
+trajectory is also cut short (``+torn``), as a disk may do that acknowledges what it has not written.
 """
 
 from __future__ import annotations
@@ -64,6 +64,7 @@ _ACTORS = {
     "driver": ("ray::SearchDriver",),
     "recorder": ("ray::Recorder",),
     "profiler": ("ray::Profiler",),
+    "profilers": ("ray::Profiler",),
     "actors": ("ray::SearchDriver", "ray::Recorder", "ray::Profiler", "ray::Memory"),
 }
 _ACTORS_SHARE = 0.12
@@ -127,8 +128,9 @@ class Kill:
     def drawn(cls, draw: random.Random, victims: list[str], parts: int) -> Kill:
         """Draws one."""
         victim, torn = draw.choice(victims), draw.random() < _TORN_SHARE
-        # After a lost profiler the run goes on, and its files are not to be touched.
-        return cls(victim, torn and victim != "profiler", draw.randrange(parts), draw.uniform(0.0, 0.3), draw.random())
+        # After lost profilers the run goes on, and its files are not to be touched.
+        torn = torn and not victim.startswith("profiler")
+        return cls(victim, torn, draw.randrange(parts), draw.uniform(0.0, 0.3), draw.random())
 
 
 def main() -> int:
