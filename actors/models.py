@@ -188,11 +188,13 @@ async def bring_up(models: Sequence[HostedModel], hosting: str, logs: Path, tell
 
     actors = [start(group) for group in groups]
     needs = [_needed(group, hosting) for group in groups]
+    coming = [asyncio.ensure_future(_ready(*each, tell)) for each in zip(actors, groups, needs, strict=True)]
     try:
-        found = await asyncio.gather(
-            *(_ready(*each, tell) for each in zip(actors, groups, needs, strict=True)),
-        )
+        found = await asyncio.gather(*coming)
     except BaseException:
+        for each in coming:
+            each.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
         await _stop(actors)
         raise
     return ModelHosts(
@@ -240,15 +242,8 @@ def _host(group: Sequence[HostedModel], hosting: str, logs: Path, here: str) -> 
 async def _ready(actor: Any, group: Sequence[HostedModel], needed: str, tell: Tell) -> tuple[str, float]:
     """Waits for a host's place and for its server; returns where it answers and when it got its place."""
     names = ", ".join(model.name for model in group)
-    starting = asyncio.ensure_future(_as_future(actor.start.remote()))
-    deadline = time.monotonic() + max(model.start_timeout_s for model in group)
-    while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
-        if time.monotonic() > deadline:
-            starting.cancel()
-            raise UserError(f"the model {names} finds no place in the cluster: it needs {needed} for itself")
-        tell(f"{names} waits for a place in the cluster, {needed}")
     try:
-        await starting
+        await _placed(actor, group, needed, tell)
         since_s, state = time.monotonic(), None
         while True:
             state = await actor.state.remote(state, 0.0 if state is None else _STATE_WAIT_S)
@@ -259,6 +254,23 @@ async def _ready(actor: Any, group: Sequence[HostedModel], needed: str, tell: Te
                 raise UserError(f"the model {names} did not come up: {state.message}")
     except RayError as error:
         raise UserError(f"the host of {names} was lost: {str(error).splitlines()[0]}") from None
+
+
+async def _placed(actor: Any, group: Sequence[HostedModel], needed: str, tell: Tell) -> None:
+    """Waits until a host has begun; one that is not waited for any longer has nothing to stop and is ended at once."""
+    names = ", ".join(model.name for model in group)
+    starting = asyncio.ensure_future(_as_future(actor.start.remote()))
+    deadline = time.monotonic() + max(model.start_timeout_s for model in group)
+    try:
+        while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
+            if time.monotonic() > deadline:
+                raise UserError(f"the model {names} finds no place in the cluster: it needs {needed} for itself")
+            tell(f"{names} waits for a place in the cluster, {needed}")
+    except BaseException:
+        starting.cancel()
+        ray.kill(actor)
+        raise
+    await starting
 
 
 async def _as_future(reference: Any) -> Any:

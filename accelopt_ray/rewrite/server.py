@@ -21,7 +21,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -31,6 +31,7 @@ MODEL = "offline-rewriter"
 _MOST_CHOICES = 128
 _ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 _START_TIMEOUT_S = 60.0
+_CLIENT_CLOSED_REQUEST = 499  # as nginx has it
 
 
 class InvalidRequest(Exception):
@@ -189,6 +190,10 @@ def create_app() -> Starlette:
         )
         return _error(error.status_code, message, "invalid_request_error", headers=error.headers)
 
+    async def hung_up(request: Request, error: Exception) -> Response:
+        # A search that was killed while it asked: a usual event, which nobody is there to be told of.
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
     async def failed(request: Request, error: Exception) -> Response:
         return _error(500, f"The rewriter failed: {type(error).__name__}: {error}", "server_error")
 
@@ -198,7 +203,12 @@ def create_app() -> Starlette:
             Route("/v1/models", models, methods=["GET"]),
             Route("/v1/models/{name:path}", model, methods=["GET"]),
         ],
-        exception_handlers={InvalidRequest: invalid, HTTPException: refused, Exception: failed},
+        exception_handlers={
+            InvalidRequest: invalid,
+            HTTPException: refused,
+            ClientDisconnect: hung_up,
+            Exception: failed,
+        },
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -13,7 +15,7 @@ import pytest
 from rewrite_kernels import hand_style
 
 from accelopt_ray.rewrite.replies import count_tokens, truncate
-from accelopt_ray.rewrite.server import MODEL, BackgroundServer, start_background
+from accelopt_ray.rewrite.server import MODEL, BackgroundServer, create_app, start_background
 
 KERNEL = hand_style([("s", "activation", "sigmoid", "x"), ("y", "tensor_tensor", "x", "s", "multiply")])
 MESSAGES = [
@@ -99,6 +101,20 @@ def test_wrong_method_path_and_body(server: BackgroundServer) -> None:
     assert "error" in httpx.post(f"{server.base_url}/embeddings", json={}).json()
     broken = httpx.post(f"{server.base_url}/chat/completions", content=b"{not json")
     assert broken.status_code == 400 and "JSON" in broken.json()["error"]["message"]
+
+
+def test_a_client_that_hangs_up_is_no_error() -> None:
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+    sent: list[MutableMapping[str, Any]] = []
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(create_app()(scope, receive, send))
+    assert sent[0]["status"] == 499
 
 
 def test_concurrent_requests_all_get_their_own_answer(client: openai.OpenAI) -> None:

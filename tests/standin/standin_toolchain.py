@@ -36,7 +36,10 @@ class StandinToolchain:
     def behave(self, **behaviour: Any) -> None:
         """Changes the script, for instance ``toolchain="core_busy"`` or ``factors=[1.0, 1.2]``."""
         self.script |= behaviour
-        (self.folder / "behaviour.json").write_text(json.dumps(self.script))
+        # In one step: a toolchain at work reads the script again and again.
+        unfinished = self.folder / "behaviour.unfinished"
+        unfinished.write_text(json.dumps(self.script))
+        unfinished.replace(self.folder / "behaviour.json")
         (self.folder / "profiler_calls").unlink(missing_ok=True)
 
     @property
