@@ -22,6 +22,7 @@ TORCH_CPU := torch==2.13.0 --retries 1 --index-url https://download.pytorch.org/
 # An engine starts in three processes that import the same thousands of modules: half a minute each if not compiled once.
 WITH_VLLM := PYTHONDONTWRITEBYTECODE= ACCELOPT_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm
 
+comma := ,
 DEMO_OUTPUT ?= runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: demo test test-slow test-vllm test-serve test-cluster lint bench clean install install-vllm
@@ -64,22 +65,27 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "No Python 3.10 to 3.13 found: install one, or name it with make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# uv fetches and unpacks a hundred packages at once, which pip does one by one; pip is what is left where uv finds no way.
+#   $(call pip-install,ENVIRONMENT,ARGUMENTS OF BOTH,ARGUMENTS OF PIP,ARGUMENTS OF UV)
+define pip-install
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check uv && \
+  $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(4) $(2) || \
+  $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) $(2)
+endef
+
 $(STAMP): setup.py constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,analysis]'
+	$(call pip-install,$(VENV),--constraint constraints.txt --editable '.[dev$(comma)analysis]',,--compile-bytecode)
 	@touch $@
 
-# uv fetches the hundred packages at once, which pip does one by one; pip is what is left where uv finds no way out.
 $(VLLM_STAMP): $(VLLM_REQUIREMENTS) tests/serving/name_vllm.py | $(BIN)/python
 	$(BIN)/python -m venv $(VLLM_VENV)
 	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile $(TORCH_CPU)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check uv && \
-	  $(VLLM_VENV)/bin/uv pip install --quiet --python $(VLLM_VENV)/bin/python --no-deps --requirement $(VLLM_REQUIREMENTS) || \
-	  $(VLLM_VENV)/bin/python -m pip install --quiet --no-deps --no-compile --requirement $(VLLM_REQUIREMENTS)
+	$(call pip-install,$(VLLM_VENV),--no-deps --requirement $(VLLM_REQUIREMENTS),--no-compile,)
 	$(VLLM_VENV)/bin/python tests/serving/name_vllm.py
 	@touch $@
 
 $(SERVE_STAMP): $(SERVE_REQUIREMENTS) $(VLLM_STAMP)
-	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement $(SERVE_REQUIREMENTS)
+	$(call pip-install,$(VLLM_VENV),--no-deps --requirement $(SERVE_REQUIREMENTS),--no-compile,)
 	@touch $@
 
 clean:

@@ -1,8 +1,9 @@
 """Measures what the machinery of sweeps costs: ``python -m experiments.benchmark_sweep``.
 
-Starts a Ray head, submits ``presets.yaml`` at its small scale (24 runs) as a job, then evaluates exactly the kernels
-that the sweep has evaluated on as many processes, with nothing around them, and compares the two, in wall-clock time
-and in CPU time. Results of earlier runs are not used. Prints the memory of the processes over time as well.
+Starts a Ray head, submits ``presets.yaml`` at its small scale (24 runs) as a job, then makes exactly the evaluations
+that the sweep has made (the first or the rest of a kernel's check) on as many processes, with nothing around them, and
+compares the two, in wall-clock time and in CPU time of the whole machine, which ought to be idle otherwise. Results of
+earlier runs are not used. Prints the memory of the processes over time as well.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import functools
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -31,7 +31,8 @@ import psutil
 
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
-from accelopt_ray.evaluation.records import EvaluationJob, TaskRef
+from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
+from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.sweep.file import load_sweep
 from accelopt_ray.trajectory import read_table
 from accelopt_ray.verify.references import ReferenceCache
@@ -57,34 +58,35 @@ def _run(job: EvaluationJob) -> str:
 
 
 def evaluated_jobs(output: Path) -> list[EvaluationJob]:
-    """The kernels that a sweep has evaluated, in the order of their results; duplicates were not evaluated."""
+    """What a sweep has evaluated, in the order of the results; duplicates were not evaluated."""
     jobs = []
     for run in load_sweep(SWEEP).runs:
         folder = output / run.name
         sources = {row["source_sha256"]: row["source"] for row in read_table(folder, "sources").to_pylist()}
+        candidates = read_table(folder, "evaluations").to_pylist()
+        source_of = {row["evaluation_id"]: sources[row["source_sha256"]] for row in candidates if row["source_sha256"]}
         [task] = run.config.load_tasks()
         reference = TaskRef(task.location, tuple(run.config.shape.items()))
-        evaluated = {row["evaluation_id"] for row in read_table(folder, "results").to_pylist()}
-        for row in read_table(folder, "evaluations").to_pylist():
-            if row["evaluation_id"] in evaluated and row["source_sha256"] is not None:
-                source = sources[row["source_sha256"]]
-                job = EvaluationJob(row["evaluation_id"], reference, source, run.config.device, run.config.check)
+        for row in read_table(folder, "results").to_pylist():
+            result = EvaluationResult.from_json(row["result_json"])
+            source = source_of.get(row["evaluation_id"].removesuffix(Identifiers.rest("")))
+            if source is not None and not result.answered_from:
+                stage, config = result.check_stage, run.config
+                job = EvaluationJob(row["evaluation_id"], reference, source, config.device, config.check, stage=stage)
                 jobs.append(job)
     return jobs
 
 
 @dataclass
 class Watch:
-    """Memory and CPU time of a process and all that descend from it, sampled until told to end.
+    """Memory of a process and all that descend from it, sampled until told to end.
 
     Attributes:
         memory_mib: Time and resident MiB of each sample, by role.
-        cpu_s: CPU seconds of each process so far, those of ended children included where nobody else counts them.
     """
 
     root: psutil.Process
     memory_mib: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    cpu_s: dict[int, float] = field(default_factory=dict)
     _end: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -99,16 +101,11 @@ class Watch:
 
     def _sample(self, process: psutil.Process, elapsed_s: float) -> None:
         with suppress(psutil.NoSuchProcess):
-            command, times = " ".join(process.cmdline()), process.cpu_times()
-            self.cpu_s[process.pid] = times.user + times.system
+            command = " ".join(process.cmdline())
             for part, role in _ROLES.items():
                 if part in command:
                     resident = process.memory_info().rss / 2**20
                     self.memory_mib.setdefault(role, []).append((elapsed_s, resident))
-            if "ray::Profiler" in command:
-                # Its children live shorter than a sample; what they took is in its books once they have ended.
-                self.cpu_s[process.pid] += times.children_user + times.children_system
-                return
             for child in process.children():
                 self._sample(child, elapsed_s)
 
@@ -173,14 +170,19 @@ def _submitted(slots: int, folder: Path) -> tuple[float, Watch]:
             sampling.join()
 
 
-def _alone(jobs: list[EvaluationJob], slots: int) -> tuple[float, float]:
-    """Evaluates with nothing around it; returns wall-clock and CPU seconds."""
-    started, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+def _alone(jobs: list[EvaluationJob], slots: int) -> float:
+    """Evaluates with nothing around it; returns the seconds it took."""
+    started = time.monotonic()
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(slots, mp_context=spawn) as workers:
         list(workers.map(_run, jobs))
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic() - started, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.monotonic() - started
+
+
+def _machine_cpu_s() -> float:
+    """CPU seconds of all processes so far; those of evaluations live too briefly to be counted one by one."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system)
 
 
 def main() -> int:
@@ -192,10 +194,13 @@ def main() -> int:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="accelopt-ray-") as name:
+        before = _machine_cpu_s()
         sweep_s, watch = _submitted(slots, Path(name))
+        sweep_cpu_s = _machine_cpu_s() - before
         jobs = evaluated_jobs(Path(name) / "sweep")
-    sweep_cpu_s = sum(watch.cpu_s.values())
-    alone_s, alone_cpu_s = _alone(jobs, slots)
+    before = _machine_cpu_s()
+    alone_s = _alone(jobs, slots)
+    alone_cpu_s = _machine_cpu_s() - before
     print(f"\n{len(jobs)} evaluations on {slots} slots, load {load:.0f} before, {os.getloadavg()[0]:.0f} after")
     print(f"wall-clock   sweep as a job {sweep_s:7.1f} s, alone {alone_s:7.1f} s, ratio {sweep_s / alone_s:.2f}")
     print(f"CPU          sweep as a job {sweep_cpu_s:7.1f} s, alone {alone_cpu_s:7.1f} s")
