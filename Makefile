@@ -46,7 +46,7 @@ test-vllm: $(STAMP) $(VLLM_STAMP)
 	$(WITH_VLLM) $(BIN)/python -m pytest -m slow tests/serving/test_real_vllm.py $(PYTEST_ARGS)
 
 test-serve: $(STAMP) $(SERVE_STAMP)
-	$(WITH_VLLM) $(VLLM_VENV)/bin/python -m pytest tests/serving/test_ray_serve.py tests/serving/test_commands.py $(PYTEST_ARGS)
+	$(WITH_VLLM) $(VLLM_VENV)/bin/python -m pytest tests/serving/test_ray_serve.py tests/serving/test_real_serve.py tests/serving/test_commands.py $(PYTEST_ARGS)
 
 # Its clusters end every other Ray of the machine: it runs alone.
 test-cluster: $(STAMP)

@@ -2,8 +2,10 @@
 
 Starts a Ray head, submits ``presets.yaml`` at its small scale (24 runs) as a job, then makes exactly the evaluations
 that the sweep has made (the first or the rest of a kernel's check) on as many processes, with nothing around them, and
-compares the two, in wall-clock time and in CPU time of the whole machine, which ought to be idle otherwise. Results of
-earlier runs are not used. Prints the memory of the processes over time as well.
+compares the two, in wall-clock time and in CPU time of the whole machine, which ought to be idle otherwise. The offline
+rewriter shares the machine with the sweep, as a language model would not; so a third time is that of the evaluations
+while another process answers the sweep's prompts once more. Results of earlier runs are not used. Prints the memory of
+the processes over time as well.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
 from accelopt_ray.devices.registry import get_device
 from accelopt_ray.evaluation.evaluate import evaluate
 from accelopt_ray.evaluation.records import EvaluationJob, EvaluationResult, TaskRef
+from accelopt_ray.rewrite.server import ChatRequest, complete
 from accelopt_ray.search.identifiers import Identifiers
 from accelopt_ray.sweep.file import load_sweep
 from accelopt_ray.trajectory import read_table
@@ -43,6 +47,7 @@ TARGET_GROWTH_MIB = 16
 
 _SAMPLED_S = 2.0
 _START_S = 120.0
+_Result = TypeVar("_Result")
 _ROLES = {"accelopt_ray sweep run": "sweep", "ray::RunHost": "runs", "ray::PoolHost": "pool"}
 """What the processes are called that live as long as the sweep, by a part of their command line."""
 
@@ -75,6 +80,26 @@ def evaluated_jobs(output: Path) -> list[EvaluationJob]:
                 job = EvaluationJob(row["evaluation_id"], reference, source, config.device, config.check, stage=stage)
                 jobs.append(job)
     return jobs
+
+
+def answered_prompts(output: Path) -> list[ChatRequest]:
+    """What a sweep has asked the rewriter."""
+    asked = []
+    for run in load_sweep(SWEEP).runs:
+        rows = read_table(output / run.name, "llm_calls").to_pylist()
+        systems = {
+            row["system_prompt_sha256"]: row["system_prompt"] for row in rows if row["system_prompt"] is not None
+        }
+        for row in rows:
+            texts = {"system": systems[row["system_prompt_sha256"]], "user": row["user_prompt"]}
+            messages = tuple({"role": role, "content": text} for role, text in texts.items())
+            asked.append(ChatRequest(messages, 1, row["seed"] or 0, None))
+    return asked
+
+
+def _answer(asked: list[ChatRequest]) -> None:
+    for request in asked:
+        complete(request)
 
 
 @dataclass
@@ -170,19 +195,24 @@ def _submitted(slots: int, folder: Path) -> tuple[float, Watch]:
             sampling.join()
 
 
-def _alone(jobs: list[EvaluationJob], slots: int) -> float:
-    """Evaluates with nothing around it; returns the seconds it took."""
-    started = time.monotonic()
+def _alone(jobs: list[EvaluationJob], slots: int, asked: list[ChatRequest]) -> float:
+    """Evaluates with nothing around it but a process that answers prompts; returns the seconds it took."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(slots, mp_context=spawn) as workers:
+    started = time.monotonic()
+    with ProcessPoolExecutor(slots, mp_context=spawn) as workers, ProcessPoolExecutor(1, mp_context=spawn) as answering:
+        answers = answering.submit(_answer, asked)
         list(workers.map(_run, jobs))
+        answers.result()
     return time.monotonic() - started
 
 
-def _machine_cpu_s() -> float:
-    """CPU seconds of all processes so far; those of evaluations live too briefly to be counted one by one."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system)
+def _with_cpu_s(work: Callable[[], _Result]) -> tuple[_Result, float]:
+    """Also returns the CPU seconds of the whole machine: evaluations live too briefly to be counted one by one."""
+    before = psutil.cpu_times()
+    result = work()
+    after = psutil.cpu_times()
+    spent = (getattr(after, name) - getattr(before, name) for name in ("user", "nice", "system"))
+    return result, float(sum(spent))
 
 
 def main() -> int:
@@ -194,17 +224,16 @@ def main() -> int:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="accelopt-ray-") as name:
-        before = _machine_cpu_s()
-        sweep_s, watch = _submitted(slots, Path(name))
-        sweep_cpu_s = _machine_cpu_s() - before
-        jobs = evaluated_jobs(Path(name) / "sweep")
-    before = _machine_cpu_s()
-    alone_s = _alone(jobs, slots)
-    alone_cpu_s = _machine_cpu_s() - before
-    print(f"\n{len(jobs)} evaluations on {slots} slots, load {load:.0f} before, {os.getloadavg()[0]:.0f} after")
-    print(f"wall-clock   sweep as a job {sweep_s:7.1f} s, alone {alone_s:7.1f} s, ratio {sweep_s / alone_s:.2f}")
-    print(f"CPU          sweep as a job {sweep_cpu_s:7.1f} s, alone {alone_cpu_s:7.1f} s")
-    print(f"target       ratio of wall-clock times at most {TARGET_RATIO} on an idle machine")
+        (sweep_s, watch), sweep_cpu_s = _with_cpu_s(lambda: _submitted(slots, Path(name)))
+        jobs, asked = evaluated_jobs(Path(name) / "sweep"), answered_prompts(Path(name) / "sweep")
+    alone_s, alone_cpu_s = _with_cpu_s(lambda: _alone(jobs, slots, []))
+    answered_s, answered_cpu_s = _with_cpu_s(lambda: _alone(jobs, slots, asked))
+    ratio = sweep_s / answered_s
+    print(f"\n{len(jobs)} evaluations, {len(asked)} answers, {slots} slots, load {load:.0f} before")
+    print(f"sweep as a job             {sweep_s:7.1f} s, {sweep_cpu_s:7.1f} s of CPU")
+    print(f"evaluations alone          {alone_s:7.1f} s, {alone_cpu_s:7.1f} s of CPU, ratio {sweep_s / alone_s:.2f}")
+    print(f"evaluations and answers    {answered_s:7.1f} s, {answered_cpu_s:7.1f} s of CPU, ratio {ratio:.2f}")
+    print(f"target       the last ratio at most {TARGET_RATIO} on an idle machine")
     print("memory MiB   at 25 %, 50 %, 75 % and 100 % of the time")
     flat = True
     for role, found in watch.memory_mib.items():
@@ -213,7 +242,7 @@ def main() -> int:
         print(f"  {role:<10} {', '.join(f'{each:.0f}' for each in quarters)}")
         flat &= quarters[3] - quarters[1] <= TARGET_GROWTH_MIB
     print(f"target       at most {TARGET_GROWTH_MIB} MiB more in the second half")
-    return 0 if sweep_s / alone_s <= TARGET_RATIO and flat else 1
+    return 0 if ratio <= TARGET_RATIO and flat else 1
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ def utilisation(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, bins: int = 
 
     Returns:
         One row a slice: ``elapsed_s`` (its middle), ``running`` and ``compiling`` (busy slots, averaged), ``calling``
-        (model calls under way), ``slots`` (distinct cores of all runs). Empty without a timed row.
+        (model calls under way), ``slots`` (distinct cores; the runs of a sweep share theirs). Empty without a timed
+        row.
     """
     ran = evaluations[was_run(evaluations)].dropna(subset=["ended_at"])
     run_s = ran["run_s"].astype("float64").fillna(0.0)
@@ -84,9 +85,7 @@ def utilisation(evaluations: pd.DataFrame, llm_calls: pd.DataFrame, bins: int = 
         name: _busy((start - first).dt.total_seconds().to_numpy(), (end - first).dt.total_seconds().to_numpy(), edges)
         for name, (start, end) in intervals.items()
     }
-    return pd.DataFrame(
-        {"elapsed_s": (edges[:-1] + edges[1:]) / 2, **columns, "slots": len(ran[["run_id", "core"]].drop_duplicates())}
-    )
+    return pd.DataFrame({"elapsed_s": (edges[:-1] + edges[1:]) / 2, **columns, "slots": ran["core"].nunique()})
 
 
 def _seconds(values: pd.Series[float]) -> pd.Series[pd.Timedelta]:

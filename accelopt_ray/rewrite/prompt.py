@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from accelopt_ray.agents.fences import blocks_last_first
 from accelopt_ray.outcome import StrEnum
@@ -119,6 +120,7 @@ def kernels_in(text: str) -> list[str]:
     return ordered
 
 
+@lru_cache(maxsize=1024)  # the kernels of a search come again in prompt after prompt
 def _is_kernel(code: str) -> bool:
     if "def " not in code:
         return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from accelopt_ray.rewrite.executor import execute
 from accelopt_ray.rewrite.planner import plan_text
@@ -29,6 +30,7 @@ def answers(messages: Sequence[Mapping[str, str]], seed: int, count: int) -> lis
     return [text] * count
 
 
+@lru_cache(maxsize=1024)  # all calls of a role share their system message
 def count_tokens(text: str) -> int:
     """Length of a text in tokens: one per four word characters of a word, one per other visible character."""
     return sum(1 for _ in _TOKEN.finditer(text))

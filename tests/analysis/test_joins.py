@@ -208,6 +208,13 @@ def test_utilisation_integrates_to_the_busy_seconds(small: Trajectory):
     assert (slices["calling"] * width).sum() == pytest.approx(21.0)
 
 
+def test_runs_that_share_a_core_share_a_slot(small: Trajectory):
+    shared = pd.concat([small.evaluations, small.evaluations.assign(run_id="other")])
+    assert utilisation(shared, small.llm_calls)["slots"].unique() == [1]
+    apart = pd.concat([small.evaluations, small.evaluations.assign(run_id="other", core="1")])
+    assert utilisation(apart, small.llm_calls)["slots"].unique() == [2]
+
+
 def test_a_kernel_that_was_checked_in_two_stages_was_on_a_slot_twice(small: Trajectory, tmp_path: Path):
     first = {"core": "0", "outcome": "correct", "answered_from": "", "compile_s": 1.0, "run_s": 2.0}
     rest = {**first, "compile_s": 0.5, "run_s": 9.0}
