@@ -58,6 +58,8 @@ def _signature(kind: str, positional: str, operands: str, attributes: str = "") 
 
 SIGNATURES: dict[str, Signature] = {
     "nl.load": _signature("load", "src", "src"),
+    "nl.load_transpose2d": _signature("load_transpose", "src", "src"),
+    "nisa.dma_transpose": _signature("load_transpose", "src", "src", "axes"),
     "nl.store": _signature("store", "dst value", "dst value"),
     "nl.copy": _signature("copy", "src", "src"),
     "nisa.tensor_copy": _signature("copy", "src", "src", "engine"),

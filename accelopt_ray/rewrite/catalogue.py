@@ -21,6 +21,7 @@ from accelopt_ray.rewrite.rules import (
     softmax,
     tails,
     tiles,
+    transposes,
 )
 
 #: Local rewrites; applied to exhaustion they cannot undo one another.
@@ -34,6 +35,7 @@ PEEPHOLES: tuple[Rule, ...] = (
 )
 #: Rewrites of loops and layouts, one site at a time.
 STRUCTURAL: tuple[Rule, ...] = (
+    *transposes.RULES,
     *nests.RULES,
     *matmuls.RULES,
     *blocking.RULES,

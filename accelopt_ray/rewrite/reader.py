@@ -253,7 +253,7 @@ def result_shape(names: Names, op: Op) -> tuple[Poly, ...] | None:
         return None
     if op.kind == "reduce":
         return (shape[0], ONE) if len(shape) == 2 else None
-    if op.kind == "transpose":
+    if op.kind in ("transpose", "load_transpose"):
         return (shape[1], shape[0]) if len(shape) == 2 else None
     if op.kind == "matmul":
         moving = op.ref("moving")

@@ -645,6 +645,45 @@ FIRES["exact-tiles"] = [
     (TAIL_PRODUCT, ((128, 256), (128, 600))),
     (TAIL_LITERAL, ((64, 608),)),
 ]
+TURNED = _kernel(
+    """
+m, k = x.shape
+_, n = w.shape
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+right = nl.load(w[0:k, 0:n])
+for row in nl.affine_range(m // 128):
+    product = nisa.nc_matmul(nl.load_transpose2d(x[nl.ds(row * 128, 128), 0:k]), right)
+    nl.store(out[nl.ds(row * 128, 128), 0:n], value=nl.copy(product))
+return out
+""",
+    "x, w",
+)
+TURNED_LONG = _kernel(
+    """
+out = nl.ndarray((64, 1024), dtype=first.dtype, buffer=nl.shared_hbm)
+for half in nl.affine_range(2):
+    tall = nl.load_transpose2d(first[nl.ds(512 * half, 512), 0:64], dtype=nl.float32)
+    nl.store(out[0:64, nl.ds(512 * half, 512)], value=nl.exp(tall))
+return out
+""",
+    "first",
+)
+TURNED_GRIDS = _kernel(
+    """
+v9 = nl.ndarray((2, 96, 160), dtype=np.float32, buffer=nl.shared_hbm)
+v5 = nl.ndarray((2, nl.par_dim(96), 160), dtype=np.float32, buffer=nl.sbuf)
+for i0 in nl.affine_range(2):
+    v5[i0, nl.arange(96)[:, None], nl.arange(160)[None, :]] = nisa.dma_transpose(v1[i0, nl.arange(160)[:, None], 96 + nl.arange(96)[None, :]], axes=(1, 0))
+    nl.store(v9[i0, nl.arange(96)[:, None], nl.arange(160)[None, :]], value=v5[i0, nl.arange(96)[:, None], nl.arange(160)[None, :]])
+return v9
+""",
+    "v1",
+)
+FIRES["transpose-on-tensor-engine"] = [
+    (TURNED, ((256, 96), (96, 256))),
+    (TURNED_LONG, ((1024, 64),)),
+    (TURNED_GRIDS, ((2, 160, 192),)),
+]
 FIRES["sink-buffer"] = [
     (COUNTED, ((128, 1024),)),
     (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
@@ -652,6 +691,16 @@ FIRES["sink-buffer"] = [
 ]
 
 MISSES: dict[str, list[str]] = {
+    "transpose-on-tensor-engine": [
+        # A mask; a height that is not known, or a prime; whole numbers; the upper partitions of a tile; own placement.
+        TURNED_LONG.replace("0:64], dtype=nl.float32", "0:64], mask=nl.arange(512)[:, None] < 500"),
+        TURNED.replace("nl.ds(row * 128, 128), 0:k]), right", "nl.ds(row * 128, m // 2), 0:k]), right"),
+        TURNED_LONG.replace("512 * half, 512), 0:64]", "512 * half, 509), 0:64]"),
+        TURNED_LONG.replace("dtype=nl.float32)", "dtype=nl.int32)"),
+        TURNED_GRIDS.replace("v5[i0, nl.arange(96)[:, None]", "v5[i0, 32 + nl.arange(96)[:, None]"),
+        TURNED_GRIDS.replace("axes=(1, 0)", "axes=(0, 1)"),
+        TURNED_GRIDS.replace("np.float32, buffer=nl.sbuf", "np.float32, buffer=ncc.sbuf.alloc(place)"),
+    ],
     "strip-fusion": [
         # The second loop reads all rows, a shifted row, or something else in between; or a loop carries a value.
         CENTRED.replace("operand0=peaks[r, 0:128, 0:1]", "operand0=peaks[0, 0:128, 0:1]"),
