@@ -588,6 +588,75 @@ PARTIAL_REDUCE = PARTIAL.replace("nl.zeros((nl.par_dim(128), 384)", "nl.ndarray(
 FIRES["accumulate-in-psum"] = [
     (kernel, ((384, 256), (384, 384))) for kernel in (PARTIAL, PARTIAL_SEQUENCE, PARTIAL_UPDATE, PARTIAL_REDUCE)
 ]
+SIDE = _kernel(
+    """
+k, m = x.shape
+n = w.shape[1]
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    main = nl.zeros((nl.par_dim(128), 384), dtype=nl.float32, buffer=nl.psum)
+    for step in nl.affine_range(k // 128):
+        left = nl.load(x[nl.ds(step * 128, 128), nl.ds(row * 128, 128)])
+        main += nisa.nc_matmul(left, nl.load(w[nl.ds(step * 128, 128), 0:384]))
+    kept = nl.copy(main)
+    few = nl.load(t[0:64, nl.ds(row * 128, 128)])
+    side = nisa.nc_matmul(few, nl.load(b[0:64, 0:384]))
+    added = nl.copy(side)
+    total = nl.add(kept, added)
+    nl.store(out[nl.ds(row * 128, 128), 0:384], value=total)
+return out
+""",
+    "x, w, t, b",
+)
+# The side product comes first, read where it is; the sum goes into a part of a wider tile.
+SIDE_FIRST = _kernel(
+    """
+m, k = one.shape
+out = nl.ndarray((m, 1024), dtype=one.dtype, buffer=nl.shared_hbm)
+for band in nl.affine_range(m // 64):
+    strip = nl.load(one[nl.ds(band * 64, 64), 0:k])
+    other = nl.load(three[nl.ds(band * 64, 64), 0:128])
+    wide = nl.ndarray((nl.par_dim(64), 1024), dtype=nl.float32, buffer=nl.sbuf)
+    for piece in nl.affine_range(2):
+        low = nl.matmul(other, nl.load(four[0:128, nl.ds(piece * 512, 512)]))
+        acc = nl.zeros((nl.par_dim(64), 512), dtype=nl.float32, buffer=nl.psum)
+        for part in nl.affine_range(k // 128):
+            right = nl.load(two[nl.ds(part * 128, 128), nl.ds(piece * 512, 512)])
+            acc[0:64, 0:512] += nl.matmul(strip[0:64, nl.ds(part * 128, 128)], right)
+        high = nl.ndarray((nl.par_dim(64), 512), dtype=nl.float32, buffer=nl.sbuf)
+        high[0:64, 0:512] = nisa.tensor_copy(acc[0:64, 0:512])
+        wide[0:64, nl.ds(piece * 512, 512)] = nisa.tensor_tensor(high[0:64, 0:512], low, op=np.add)
+    nl.store(out[nl.ds(band * 64, 64), 0:1024], value=wide)
+return out
+""",
+    "one, two, three, four",
+)
+# Three products, two of them in the same loops, all under one name; the sum is formed inside a call.
+THREE_SUMS = _kernel(
+    """
+v9 = nl.ndarray((256, 256), dtype=np.float32, buffer=nl.shared_hbm)
+p, c = nl.arange(128)[:, None], nl.arange(256)[None, :]
+r = nl.arange(128)[None, :]
+for i in nl.affine_range(2):
+    v5 = nl.ndarray((nl.par_dim(128), 256), dtype=np.float32, buffer=nl.psum)
+    v5[p, c] = nisa.nc_matmul(nl.load(v1[p, 128 * i + r]), nl.load(v2[p, c]))
+    v6 = nl.copy(v5[p, c], dtype=np.float32)
+    v5 = nl.zeros((nl.par_dim(128), 256), dtype=np.float32, buffer=nl.psum)
+    v7 = nl.zeros((nl.par_dim(128), 256), dtype=np.float32, buffer=nl.psum)
+    for j in nl.affine_range(2):
+        v5[p, c] += nisa.nc_matmul(nl.load(v1[128 * j + p, 128 * i + r]), nl.load(v3[128 * j + p, c]))
+        v7[p, c] += nisa.nc_matmul(nl.load(v4[128 * j + p, 128 * i + r]), nl.load(v2[128 * j + p, c]))
+    v8 = v6 + nl.copy(v7)
+    nl.store(v9[128 * i + p, c], value=nl.tanh(nl.add(nl.copy(v5), v8)))
+return v9
+""",
+    "v1, v2, v3, v4",
+)
+FIRES["join-products"] = [
+    (SIDE, ((256, 256), (256, 384), (64, 256), (64, 384))),
+    (SIDE_FIRST, ((128, 256), (256, 1024), (128, 128), (128, 1024))),
+    (THREE_SUMS, ((256, 256),) * 4),
+]
 TAIL = _kernel(
     """
 rows, n = x.shape
@@ -807,6 +876,20 @@ MISSES: dict[str, list[str]] = {
         PARTIAL_REDUCE.replace("op=np.add", "op=np.max"),
         PARTIAL_REDUCE.replace("loop_indices=[step]", "loop_indices=[row]"),
         PARTIAL_UPDATE.replace("total[...] += product", "total[...] += nl.exp(product)"),
+    ],
+    "join-products": [
+        # A difference; a scaled side; a product that is read twice, kept between rows, or transposed; another tile.
+        SIDE.replace("nl.add(kept, added)", "nl.subtract(kept, added)"),
+        SIDE.replace("nl.copy(side)", "nisa.tensor_scalar(side, op0=nl.multiply, operand0=0.5)"),
+        SIDE.replace("nl.add(kept, added)", "nl.add(kept, nl.multiply(kept, added))"),
+        SIDE.replace("value=total", "value=nl.add(total, added)"),
+        SIDE.replace("nisa.nc_matmul(few, nl.load(b[0:64, 0:384]))", "nl.load(b[0:128, 0:384])"),
+        SIDE.replace(
+            "    for row", "    main = nl.zeros((nl.par_dim(128), 384), dtype=nl.float32, buffer=nl.psum)\n    for row"
+        ).replace("        main = nl.zeros((nl.par_dim(128), 384), dtype=nl.float32, buffer=nl.psum)\n", ""),
+        SIDE.replace("nl.zeros((nl.par_dim(128), 384)", "nl.full((nl.par_dim(128), 384), 1.0"),
+        SIDE.replace("added = nl.copy(side)", "added = nl.copy(side, dtype=nl.bfloat16)"),
+        SIDE.replace("nisa.nc_matmul(few, nl", "nisa.nc_matmul(few, mask=row < 1, moving=nl"),
     ],
     "exact-tiles": [
         # Rows are masked; a constant limit that is not the axis; too few tiles; a sum over the axis; another step.

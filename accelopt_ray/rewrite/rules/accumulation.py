@@ -1,15 +1,15 @@
-"""Sums of products stay in PSUM until they are complete (docs/rewriter.md, F1)."""
+"""Sums of products stay in PSUM until they are complete (docs/rewriter.md, A11, F1, G7)."""
 
 from __future__ import annotations
 
 import ast
 
 from accelopt_ray.rewrite.analysis import Kernel
-from accelopt_ray.rewrite.normalise import refs_of
-from accelopt_ray.rewrite.regions import Loop, Op, Ref, Space
+from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
+from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, remove, tidy
 from accelopt_ray.rewrite.rules.psum import fits_bank, is_running_sum, keep_in_psum
-from accelopt_ray.rewrite.syntax import statements
+from accelopt_ray.rewrite.syntax import expression, statements
 
 
 class AccumulateInPsum(Rule):
@@ -137,4 +137,113 @@ def _replace_reduction(kernel: Kernel, op: Op, product: Op) -> None:
     remove(product.block, product.node)
 
 
-RULES = (AccumulateInPsum(),)
+class JoinProducts(Rule):
+    """Two products whose sum is formed outside PSUM are added up in one PSUM tile."""
+
+    id = "join-products"
+    title = "Accumulate both products in one PSUM tile and copy their sum out once"
+    problem = "two products leave PSUM one by one and are added on the vector engine."
+    evidence = "psum_read_bytes are twice the size of the sum and the vector engine is busy beside products."
+    change = "declare one zeroed PSUM tile, add both products to it with +=, and copy it out where they were added."
+    expectation = "one PSUM read for the sum instead of two; the addition and a temporary tile disappear."
+    relieves = Resource.ELEMENTWISE
+    typical_gain = 1.06
+    keywords = ("side product", "same psum group", "join the products")
+
+    def _find(self, kernel: Kernel) -> list[Site]:
+        fresh = normalised(kernel)
+        found = [op for op in fresh.ops if _summands(fresh, op) is not None]
+        return [Site(self.id, anchor_of(op), number, (), (), op.position) for number, op in enumerate(found)]
+
+    def apply(self, kernel: Kernel, site: Site) -> None:
+        fresh = normalise(kernel)
+        op = fresh.ops[site.position]
+        summands = _summands(fresh, op)
+        if summands is None or not isinstance(op.node, ast.Assign):
+            raise LookupError(f"{self.id} no longer applies at {site.anchor}")
+        nl = fresh.alias("nl")
+        name = fresh.fresh("joined")
+        shape = summands[0][0].shape
+        assert shape is not None
+        rows, columns = (extent.text() for extent in shape)
+        first = min(_creation(op.block, buffer) for buffer, _ in summands)
+        for buffer, eviction in summands:
+            for write in buffer.writes:
+                place = next(n for n, item in enumerate(write.block) if item is write.node)
+                write.block[place : place + 1] = statements(f"{name} += {ast.unparse(write.call)}")
+            if eviction is not None:
+                remove(eviction.block, eviction.node)
+        dtype = f", dtype={op.attrs['dtype']}" if op.attrs.get("dtype") else ""
+        op.node.value = expression(f"{nl}.copy({name}{dtype})")
+        declared = f"{name} = {nl}.zeros(({nl}.par_dim({rows}), {columns}), dtype={nl}.float32, buffer={nl}.psum)"
+        op.block[first:first] = statements(declared)
+        tidy(fresh)
+        kernel.tree = fresh.tree
+
+
+_Summand = tuple[Buffer, Op | None]
+
+
+def _summands(kernel: Kernel, op: Op) -> tuple[_Summand, _Summand] | None:
+    """The two PSUM tiles with products that an operation adds, and the copies through which it reads them."""
+    if op.kind != "tensor_tensor" or op.attrs.get("op") != "add" or op.mask or op.dest is None:
+        return None
+    if op.dest.buffer.space is not Space.SBUF or not isinstance(op.node, ast.Assign):
+        return None
+    first, second = (_summand(kernel, op.ref(name), op) for name in ("data1", "data2"))
+    if first is None or second is None or first[0] is second[0] or first[0].shape != second[0].shape:
+        return None
+    return first, second
+
+
+def _summand(kernel: Kernel, ref: Ref | None, user: Op) -> _Summand | None:
+    """A PSUM tile that only ``user`` reads, at once or through a private copy, and that holds nothing but products."""
+    eviction: Op | None = None
+    if ref is not None and ref.buffer.space is Space.SBUF:
+        eviction = kernel.private_source(ref, user)
+        if eviction is None or eviction.kind != "copy" or eviction.mask or not _keeps_precision(eviction):
+            return None
+        ref = eviction.ref("src")
+    if ref is None or ref.buffer.space is not Space.PSUM or not _is_whole(ref):
+        return None
+    buffer, reader = ref.buffer, eviction or user
+    if buffer.block_dims or buffer.returned or len(buffer.reads) != 1 or buffer.loops != user.loops:
+        return None
+    if not fits_bank(kernel, buffer.shape) or not buffer.writes:
+        return None
+    if not all(_is_plain_product(write) and write.position < reader.position for write in buffer.writes):
+        return None
+    if all(write.accumulate for write in buffer.writes):
+        return (buffer, eviction) if buffer.fill == "0" and buffer.block is user.block else None
+    single = buffer.writes[0]
+    alone = len(buffer.writes) == 1 and single.block is user.block and buffer.block in (None, user.block)
+    return (buffer, eviction) if alone else None
+
+
+def _is_plain_product(write: Op) -> bool:
+    """Whether an operation writes or adds an unmasked product to a whole tile, in every iteration of its loops."""
+    if write.kind not in ("matmul", "high_matmul") or write.mask or write.dest is None or not _is_whole(write.dest):
+        return False
+    special = write.flag("is_transpose") or any(write.attrs.get(name) for name in ("dtype", "tile_position"))
+    return not special and isinstance(write.node, (ast.Assign, ast.AugAssign))
+
+
+def _is_whole(ref: Ref) -> bool:
+    shape = ref.buffer.shape
+    if ref.dims is None or shape is None:
+        return False
+    return all(dim.covers(extent) for dim, extent in zip(ref.dims, shape, strict=True))
+
+
+def _keeps_precision(op: Op) -> bool:
+    dtype = op.attrs.get("dtype")
+    return dtype is None or dtype.endswith("float32")
+
+
+def _creation(block: list[ast.stmt], buffer: Buffer) -> int:
+    """Where in a block a buffer comes into being."""
+    created = buffer.declaration or buffer.writes[0].node
+    return next(number for number, item in enumerate(block) if item is created)
+
+
+RULES = (AccumulateInPsum(), JoinProducts())
