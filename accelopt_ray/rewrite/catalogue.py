@@ -9,6 +9,7 @@ from accelopt_ray.rewrite.rules import (
     blocking,
     functions,
     fusion,
+    gains,
     hints,
     invariants,
     layout,
@@ -37,6 +38,7 @@ PEEPHOLES: tuple[Rule, ...] = (
 STRUCTURAL: tuple[Rule, ...] = (
     *transposes.RULES,
     *nests.RULES,
+    *gains.RULES,
     *matmuls.RULES,
     *blocking.RULES,
     *scans.RULES,

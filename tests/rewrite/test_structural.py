@@ -657,6 +657,87 @@ FIRES["join-products"] = [
     (SIDE_FIRST, ((128, 256), (256, 1024), (128, 128), (128, 1024))),
     (THREE_SUMS, ((256, 256),) * 4),
 ]
+# Products of normalised rows with a gain, and a right side that is loaded once.
+GAIN = _kernel(
+    """
+m, k = x.shape
+_, n = w.shape
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+gain = nl.load(g.reshape((1, k))[0:1, 0:k])
+right = nl.ndarray((k // 128, nl.par_dim(128), 512), dtype=w.dtype, buffer=nl.sbuf)
+for inner in nl.affine_range(k // 128):
+    right[inner, 0:128, 0:512] = nl.load(w[nl.ds(inner * 128, 128), 0:512])
+for row in nl.affine_range(m // 128):
+    strip = nl.load(x[nl.ds(row * 128, 128), 0:k])
+    peak = nl.max(strip, axis=[1], keepdims=True)
+    lowered = nl.subtract(strip, peak)
+    scaled = nl.multiply(lowered, gain.broadcast_to((128, k)))
+    acc = nl.zeros((nl.par_dim(128), 512), dtype=nl.float32, buffer=nl.psum)
+    for step in nl.affine_range(k // 128):
+        acc += nl.matmul(scaled[0:128, nl.ds(step * 128, 128)], right[step, 0:128, 0:512])
+    nl.store(out[nl.ds(row * 128, 128), 0:512], value=nl.copy(acc))
+return out
+""",
+    "x, w, g",
+)
+# Pieces, transposes that are kept, weights in blocks of columns that are loaded once in the middle of the loops.
+GAIN_PIECES = _kernel(
+    """
+m, k = a.shape
+n = b.shape[1]
+out = nl.ndarray((m, n), dtype=a.dtype, buffer=nl.shared_hbm)
+identity = nl.load(nl.shared_constant(np.identity(128, dtype=np.float32)))
+line = nl.load(c.reshape((1, k))[0:1, 0:k])
+spread = nl.broadcast_to(line, shape=(128, k))
+for column in nl.affine_range(n // 256):
+    tiles = nl.ndarray((nl.par_dim(128), k // 128, 256), dtype=b.dtype, buffer=nl.sbuf)
+    for part in nl.affine_range(k // 128):
+        tiles[0:128, part, 0:256] = nl.load(b[nl.ds(part * 128, 128), nl.ds(column * 256, 256)])
+    for row in nl.affine_range(m // 128):
+        strip = nl.load(a[nl.ds(row * 128, 128), 0:k])
+        turned = nl.ndarray((k // 128, nl.par_dim(128), 128), dtype=a.dtype, buffer=nl.sbuf)
+        for piece in nl.affine_range(k // 256):
+            grown = nisa.tensor_tensor(spread[0:128, nl.ds(piece * 256, 256)], strip[0:128, nl.ds(piece * 256, 256)], op=nl.multiply)
+            for half in nl.affine_range(2):
+                flipped = nisa.nc_matmul(grown[0:128, nl.ds(half * 128, 128)], identity, is_moving_onezero=True, is_transpose=True)
+                turned[2 * piece + half, 0:128, 0:128] = nl.copy(flipped)
+        acc = nl.zeros((nl.par_dim(128), 256), dtype=nl.float32, buffer=nl.psum)
+        for step in nl.affine_range(k // 128):
+            acc += nisa.nc_matmul(turned[step, 0:128, 0:128], tiles[0:128, step, 0:256])
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(column * 256, 256)], value=nl.copy(acc))
+return out
+""",
+    "a, b, c",
+)
+# One contraction tile of 64, two right sides, another factor in the same instruction.
+GAIN_TWO = (
+    _kernel(
+        """
+rows, depth = p.shape
+out = nl.ndarray((rows, 256), dtype=p.dtype, buffer=nl.shared_hbm)
+first = nl.load(q[0:64, 0:256])
+second = nl.load(s[0:64, 0:256])
+row = nl.load(t[0:1, 0:64])
+for i in nl.affine_range(rows // 128):
+    tile = nl.load(p[nl.ds(128 * i, 128), 0:64])
+    size = nl.max(tile, axis=[1], keepdims=True)
+    both = nisa.scalar_tensor_tensor(data=tile, op0=nl.multiply, operand0=size, op1=nl.multiply, operand1=row.broadcast_to((128, 64)))
+    turned = nl.copy(nisa.nc_transpose(both))
+    one = nl.tanh(nisa.nc_matmul(turned, first))
+    two = nisa.nc_matmul(turned, second)
+    nl.store(out[nl.ds(128 * i, 128), 0:256], value=nl.multiply(one, two))
+return out
+""",
+        "p, q, s, t",
+    )
+    .replace("rows, depth = p.shape", "rows, depth = p.shape\n    _, length = t.shape")
+    .replace("t[0:1, 0:64]", "t.reshape((1, 64))[0:1, 0:64]")
+)
+FIRES["gain-into-weight"] = [
+    (GAIN, ((256, 384), (384, 512), (384,))),
+    (GAIN_PIECES, ((256, 512), (512, 512), (512,))),
+    (GAIN_TWO, ((256, 64), (64, 256), (64, 256), (1, 64))),
+]
 TAIL = _kernel(
     """
 rows, n = x.shape
@@ -890,6 +971,22 @@ MISSES: dict[str, list[str]] = {
         SIDE.replace("nl.zeros((nl.par_dim(128), 384)", "nl.full((nl.par_dim(128), 384), 1.0"),
         SIDE.replace("added = nl.copy(side)", "added = nl.copy(side, dtype=nl.bfloat16)"),
         SIDE.replace("nisa.nc_matmul(few, nl", "nisa.nc_matmul(few, mask=row < 1, moving=nl"),
+    ],
+    "gain-into-weight": [
+        # The right side is loaded for every row, used elsewhere, or in another order; the scaled tile has another reader.
+        GAIN.replace("right[step, 0:128, 0:512])", "nl.load(w[nl.ds(step * 128, 128), 0:512]))"),
+        GAIN.replace("value=nl.copy(acc)", "value=nl.add(acc, right[0, 0:128, 0:512])"),
+        GAIN.replace("right[step, 0:128", "right[k // 128 - 1 - step, 0:128"),
+        GAIN.replace("value=nl.copy(acc)", "value=nl.add(acc, scaled[0:128, 0:512])"),
+        # The gain is added; belongs to the rows; is a part of a longer one; differs from row tile to row tile.
+        GAIN.replace("nl.multiply(lowered", "nl.add(lowered"),
+        GAIN.replace("gain.broadcast_to((128, k))", "peak"),
+        GAIN.replace("0:1, 0:k])", "0:1, 0 : k // 2])"),
+        GAIN.replace("k))[0:1, 0:k]", "m))[0:1, nl.ds(row, 128)]"),
+        GAIN_PIECES.replace("grown[0:128, nl.ds(half * 128, 128)]", "grown[0:128, nl.ds(128 - half * 128, 128)]"),
+        GAIN_PIECES.replace("turned[2 * piece + half", "turned[piece + half"),
+        GAIN_TWO.replace("nisa.nc_transpose(both)", "nl.exp(nisa.nc_transpose(both))"),
+        GAIN_TWO.replace("nl.load(s[0:64, 0:256])", "nl.exp(nl.load(s[0:64, 0:256]))"),
     ],
     "exact-tiles": [
         # Rows are masked; a constant limit that is not the axis; too few tiles; a sum over the axis; another step.

@@ -147,7 +147,7 @@ class DeferScale(Rule):
         if vector is None or (not vector.loops and op.loops):
             return None
         transposes = [reader for reader, _ in op.dest.buffer.reads]
-        if not transposes or not all(_is_transpose(kernel, reader, op) for reader in transposes):
+        if not transposes or not all(is_transpose(kernel, reader, op) for reader in transposes):
             return None
         evictions: list[Op] = []
         for transpose in transposes:
@@ -179,22 +179,28 @@ class DeferScale(Rule):
                 )
             )
         data = op.ref("data")
-        assert op.dest is not None and data is not None and isinstance(op.node, ast.Assign)
-        direct = op.dest.buffer.origin == "value" and all(
-            isinstance(ref.node, (ast.Subscript, ast.Name))
-            for reader, name in op.dest.buffer.reads
-            for ref in [reader.args[name]]
-            if isinstance(ref, Ref)
-        )
-        if direct and data.dims is not None:
-            for reader, name in list(op.dest.buffer.reads):
-                ref = reader.args[name]
-                assert isinstance(ref, Ref)
-                _read_through(kernel, reader, name, ref, data)
-            remove(op.block, op.node)
-        else:
-            op.node.value = expression(f"{nl}.copy({data.text})")
+        assert data is not None
+        read_instead(kernel, op, data)
         tidy(kernel)
+
+
+def read_instead(kernel: Kernel, op: Op, data: Ref) -> None:
+    """Lets the readers of an operation's result read ``data`` in its place; where that cannot be said, copies it."""
+    assert op.dest is not None and isinstance(op.node, ast.Assign)
+    direct = op.dest.buffer.origin == "value" and all(
+        isinstance(ref.node, (ast.Subscript, ast.Name))
+        for reader, name in op.dest.buffer.reads
+        for ref in [reader.args[name]]
+        if isinstance(ref, Ref)
+    )
+    if direct and data.dims is not None:
+        for reader, name in list(op.dest.buffer.reads):
+            ref = reader.args[name]
+            assert isinstance(ref, Ref)
+            _read_through(kernel, reader, name, ref, data)
+        remove(op.block, op.node)
+    else:
+        op.node.value = expression(f"{kernel.alias('nl')}.copy({data.text})")
 
 
 def _read_through(kernel: Kernel, reader: Op, name: str, ref: Ref, data: Ref) -> None:
@@ -211,7 +217,7 @@ def _read_through(kernel: Kernel, reader: Op, name: str, ref: Ref, data: Ref) ->
     replace_ref(reader, name, render_ref(data.buffer.name, tuple(dims), kernel.alias("nl")))
 
 
-def _is_transpose(kernel: Kernel, reader: Op, source: Op) -> bool:
+def is_transpose(kernel: Kernel, reader: Op, source: Op) -> bool:
     """Whether an operation transposes a two-dimensional part of the source's result."""
     if reader.mask or reader.accumulate or reader.dest is None or reader.path[: len(source.path)] != source.path:
         return False
