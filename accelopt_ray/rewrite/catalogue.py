@@ -7,6 +7,7 @@ from accelopt_ray.rewrite.rules import (
     accumulation,
     algebra,
     blocking,
+    coalescing,
     functions,
     fusion,
     gains,
@@ -47,6 +48,7 @@ STRUCTURAL: tuple[Rule, ...] = (
     *loops.RULES,
     *residency.RULES,
     *tiles.RULES,
+    *coalescing.RULES,
     *accumulation.RULES,
     *psum.RULES,
 )

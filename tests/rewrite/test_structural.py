@@ -834,6 +834,77 @@ FIRES["transpose-on-tensor-engine"] = [
     (TURNED_LONG, ((1024, 64),)),
     (TURNED_GRIDS, ((2, 160, 192),)),
 ]
+ROW_KEPT = _kernel(
+    """
+m, n = x.shape
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    whole = nl.load(x[nl.ds(row * 128, 128), 0:n])
+    grown = nl.ndarray((nl.par_dim(128), n), dtype=nl.float32, buffer=nl.sbuf)
+    for c in nl.affine_range(n // 256):
+        for half in nl.affine_range(2):
+            grown[0:128, nl.ds(c * 256 + half * 128, 128)] = nl.exp(whole[0:128, nl.ds(c * 256 + half * 128, 128)])
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(c * 256, 256)], value=grown[0:128, nl.ds(c * 256, 256)])
+return out
+""",
+    "x",
+)
+FIRES["coalesce-stores"] = [
+    (ROW_KEPT, ((256, 1024),)),
+    (STREAM, ((128, 1536),)),
+    (HIGH_LEVEL, ((256, 256), (256, 512))),
+    (carry_out(COUNTED, [Step("sink-buffer")]).source, ((128, 1024),)),
+    (PIECES, ((128, 1536),)),
+]
+NEIGHBOURS = _kernel(
+    """
+m, n = x.shape
+out = nl.ndarray((m, n), dtype=x.dtype, buffer=nl.shared_hbm)
+for row in nl.affine_range(m // 128):
+    for c in nl.affine_range(n // 512):
+        low = nl.load(x[nl.ds(row * 128, 128), nl.ds(c * 512, 256)])
+        grown = nl.exp(low)
+        high = nl.load(x[nl.ds(row * 128, 128), nl.ds(c * 512 + 256, 256)])
+        first = nl.subtract(grown, high)
+        second = nl.add(high[0:128, 0:256], low[0:128, 0:256])
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(c * 512, 256)], value=first)
+        nl.store(out[nl.ds(row * 128, 128), nl.ds(c * 512 + 256, 256)], value=second)
+return out
+""",
+    "x",
+)
+NEIGHBOURS_GRIDS = _kernel(
+    """
+v9 = nl.ndarray((2, 64, 128), dtype=np.float32, buffer=nl.shared_hbm)
+for i0 in nl.affine_range(2):
+    v4 = nl.load(v1[i0, nl.arange(64)[:, None], 256 + nl.arange(128)[None, :]], dtype=np.float32)
+    v3 = nl.load(v1[i0, nl.arange(64)[:, None], 128 + nl.arange(128)[None, :]], dtype=np.float32)
+    v2 = nl.load(v1[i0, nl.arange(64)[:, None], nl.arange(128)[None, :]], dtype=np.float32)
+    v5 = nisa.tensor_tensor(v2[nl.arange(64)[:, None], nl.arange(128)[None, :]], v4[nl.arange(64)[:, None], nl.arange(128)[None, :]], op=np.multiply)
+    v6 = nisa.tensor_scalar(data=v5, op0=np.add, operand0=v3[nl.arange(64)[:, None], 5])
+    nl.store(v9[i0, nl.arange(64)[:, None], nl.arange(128)[None, :]], value=v6)
+return v9
+""",
+    "v1",
+)
+NEIGHBOURS_PRODUCT = _kernel(
+    """
+k, m = left.shape
+out = nl.ndarray((256, 256), dtype=left.dtype, buffer=nl.shared_hbm)
+a = nl.load(left[0:k, 0:128])
+b = nl.load(left[0:k, 128:256])
+moving = nl.load(right[0:k, 0:256])
+nl.store(out[0:128, 0:256], value=nl.copy(nisa.nc_matmul(a, moving)))
+nl.store(out[128:256, 0:256], value=nl.copy(nisa.nc_matmul(b, moving)))
+return out
+""",
+    "left, right",
+)
+FIRES["coalesce-loads"] = [
+    (NEIGHBOURS, ((256, 1024),)),
+    (NEIGHBOURS_GRIDS, ((2, 64, 384),)),
+    (NEIGHBOURS_PRODUCT, ((96, 256), (96, 256))),
+]
 FIRES["sink-buffer"] = [
     (COUNTED, ((128, 1024),)),
     (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
@@ -841,6 +912,43 @@ FIRES["sink-buffer"] = [
 ]
 
 MISSES: dict[str, list[str]] = {
+    "coalesce-stores": [
+        # A mask; gaps between the chunks; the row or the chunk changes afterwards; a tensor that is read in between.
+        TAIL,
+        ROW_KEPT.replace(
+            "out[nl.ds(row * 128, 128), nl.ds(c * 256, 256)]", "out[nl.ds(row * 128, 128), nl.ds(c * 512, 256)]"
+        ),
+        ROW_KEPT.replace("nl.ds(c * 256 + half * 128, 128)] = ", "nl.ds(c * 256 + half * 256, 128)] = "),
+        ROW_KEPT.replace(
+            "    return out",
+            "            grown[0:128, nl.ds(c * 256, 256)] = nl.exp(whole[0:128, 0:256])\n    return out",
+        ),
+        STREAM.replace(
+            "    return out", "            spare = nl.load(out[nl.ds(tile * 128, 128), 0:256])\n    return out"
+        ),
+        # Rows that move with the chunk; a row that does not fit; a tile that is a sum over the chunks.
+        STREAM.replace("out[nl.ds(tile * 128, 128)", "out[nl.ds((tile + block) * 128, 128)"),
+        STREAM.replace("256", "4096"),
+        SUMS,
+        PARTIAL_REDUCE,
+    ],
+    "coalesce-loads": [
+        # A gap; other rows; a mask; a tensor that is written in between; a view under another name.
+        NEIGHBOURS.replace(
+            "high = nl.load(x[nl.ds(row * 128, 128), nl.ds(c * 512 + 256",
+            "high = nl.load(x[nl.ds(row * 128, 128), nl.ds(c * 512 + 255",
+        ),
+        NEIGHBOURS.replace("high = nl.load(x[nl.ds(row * 128", "high = nl.load(x[nl.ds(row * 64"),
+        NEIGHBOURS.replace("256, 256)])\n            first", "256, 256)], mask=c < 2)\n            first"),
+        NEIGHBOURS.replace(
+            "grown = nl.exp(low)",
+            "grown = nl.exp(low)\n            nl.store(x[nl.ds(row * 128, 128), nl.ds(c * 512 + 256, 256)], value=grown)",
+        ),
+        NEIGHBOURS.replace(
+            "grown = nl.exp(low)", "part = low[0:128, 0:256]\n            grown = nl.exp(part[0:128, 0:64])"
+        ),
+        NEIGHBOURS.replace("256", "2304"),
+    ],
     "transpose-on-tensor-engine": [
         # A mask; a height that is not known, or a prime; whole numbers; the upper partitions of a tile; own placement.
         TURNED_LONG.replace("0:64], dtype=nl.float32", "0:64], mask=nl.arange(512)[:, None] < 500"),
