@@ -11,6 +11,7 @@ from accelopt_ray.rewrite.rules import (
     functions,
     fusion,
     gains,
+    heads,
     hints,
     invariants,
     layout,
@@ -38,6 +39,7 @@ PEEPHOLES: tuple[Rule, ...] = (
 #: Rewrites of loops and layouts, one site at a time.
 STRUCTURAL: tuple[Rule, ...] = (
     *transposes.RULES,
+    *heads.RULES,
     *nests.RULES,
     *gains.RULES,
     *matmuls.RULES,

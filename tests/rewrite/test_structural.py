@@ -738,6 +738,79 @@ FIRES["gain-into-weight"] = [
     (GAIN_PIECES, ((256, 512), (512, 512), (512,))),
     (GAIN_TWO, ((256, 64), (64, 256), (64, 256), (1, 64))),
 ]
+# Scores and attention of query heads in groups, with the depth on the partitions.
+HEADS = _kernel(
+    """
+_, depth, n = q.shape
+out = nl.ndarray((8, n, n), dtype=q.dtype, buffer=nl.shared_hbm)
+for h in nl.affine_range(8):
+    for row in nl.affine_range(n // 128):
+        left = nl.load(q[h, 0:64, nl.ds(row * 128, 128)])
+        for block in nl.affine_range(n // 256):
+            keys = nl.load(k[h // 4, 0:64, nl.ds(block * 256, 256)])
+            product = nisa.nc_matmul(left, keys)
+            nl.store(out[h, nl.ds(row * 128, 128), nl.ds(block * 256, 256)], value=nl.copy(product))
+return out
+""",
+    "q, k",
+)
+# The group from the shapes, a name for the key head, keys that are transposed, and a product with values.
+HEADS_TURNED = _kernel(
+    """
+heads, n, _ = q.shape
+kv_heads, length, _ = k.shape
+group = heads // kv_heads
+out = nl.ndarray((heads, n, 128), dtype=q.dtype, buffer=nl.shared_hbm)
+for head in nl.affine_range(heads):
+    key_head = head // group
+    for row in nl.affine_range(n // 128):
+        left = nl.copy(nisa.nc_transpose(nl.load(q[head, nl.ds(row * 128, 128), 0:128])))
+        acc = nl.zeros((nl.par_dim(128), 128), dtype=nl.float32, buffer=nl.psum)
+        for part in nl.affine_range(length // 128):
+            keys = nl.load(k[key_head, nl.ds(part * 128, 128), 0:128])
+            turned = nl.copy(nisa.nc_transpose(keys))
+            weights = nl.tanh(nisa.nc_matmul(turned, left))
+            acc += nisa.nc_matmul(weights, nl.load(v[key_head, nl.ds(part * 128, 128), 0:128]))
+        nl.store(out[head, nl.ds(row * 128, 128), 0:128], value=nl.copy(acc))
+return out
+""",
+    "q, k, v",
+)
+# Heads side by side in the rows; the total is a product of sizes; the member is used as well.
+HEADS_WIDE = _kernel(
+    """
+rows, width = a.shape
+rows, kv_width = b.shape
+kv_heads = kv_width // 64
+group = 3
+out = nl.ndarray((rows, width), dtype=a.dtype, buffer=nl.shared_hbm)
+for i in nl.affine_range(group * kv_heads):
+    for t in nl.affine_range(rows // 128):
+        one = nl.load(a[nl.ds(t * 128, 128), nl.ds(i * 64, 64)])
+        other = nl.exp(nl.load(b[nl.ds(t * 128, 128), nl.ds((i // group) * 64, 64)]))
+        same = nl.load(c[nl.ds(t * 128, 128), nl.ds((i % group) * 64, 64)])
+        nl.store(out[nl.ds(t * 128, 128), nl.ds(i * 64, 64)], value=nl.multiply(nl.add(one, other), same))
+return out
+""",
+    "a, b, c",
+)
+HEADS_BY_SHAPE = HEADS_WIDE.replace("group = 3", "heads = width // 64\n    group = heads // kv_heads").replace(
+    "group * kv_heads", "heads"
+)
+HEADS_NESTED = (
+    HEADS.replace(
+        "    for h in nl.affine_range(8):", "    for g in nl.affine_range(2):\n     for member in nl.affine_range(4):"
+    )
+    .replace("h // 4", "g")
+    .replace("[h,", "[4 * g + member,")
+)
+FIRES["resident-operand"].append((HEADS_NESTED, ((8, 64, 256), (2, 64, 256))))
+FIRES["share-group-tiles"] = [
+    (HEADS, ((8, 64, 256), (2, 64, 256))),
+    (HEADS_TURNED, ((4, 128, 128), (2, 256, 128), (2, 256, 128))),
+    (HEADS_WIDE, ((256, 384), (256, 128), (256, 192))),
+    (HEADS_BY_SHAPE, ((256, 256), (256, 128), (256, 128))),
+]
 TAIL = _kernel(
     """
 rows, n = x.shape
@@ -1095,6 +1168,23 @@ MISSES: dict[str, list[str]] = {
         GAIN_PIECES.replace("turned[2 * piece + half", "turned[piece + half"),
         GAIN_TWO.replace("nisa.nc_transpose(both)", "nl.exp(nisa.nc_transpose(both))"),
         GAIN_TWO.replace("nl.load(s[0:64, 0:256])", "nl.exp(nl.load(s[0:64, 0:256]))"),
+    ],
+    "share-group-tiles": [
+        # Loops that are nested already; groups that may differ in size; every head has keys of its own; an index that is not the head alone.
+        HEADS_NESTED,
+        HEADS.replace("affine_range(8)", "affine_range(6)"),
+        HEADS.replace("affine_range(8)", "affine_range(q.shape[0])"),
+        HEADS.replace("k[h // 4", "k[h").replace("out[h,", "out[h // 4 * 4,"),
+        HEADS.replace("h // 4", "(h + 1) // 4"),
+        # Keys that depend on the member, that do not fit, or that are masked; a loop that carries something.
+        HEADS.replace("nl.ds(block * 256, 256)])\n", "nl.ds((block + h % 4) * 256, 256)])\n"),
+        HEADS.replace("n // 256", "128").replace("n // 128", "1"),
+        HEADS.replace("256, 256)])\n", "256, 256)], mask=h < 7)\n"),
+        HEADS.replace("for h in nl.affine_range", "for h in nl.sequential_range"),
+        # Nothing says that there are as many keys as the group was computed from; the group changes.
+        HEADS_TURNED.replace("kv_heads, length, _ = k.shape", "kv_heads = t.shape[0]\n    others, length, _ = k.shape"),
+        HEADS_TURNED.replace("    key_head =", "    group = 2\n        key_head ="),
+        HEADS_BY_SHAPE.replace("kv_width // 64", "kv_width // 32"),
     ],
     "exact-tiles": [
         # Rows are masked; a constant limit that is not the axis; too few tiles; a sum over the axis; another step.

@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 
 #: Of about 164 KiB that stay resident, what one operand may take beside the tiles of the loop.
-_MOST_BYTES = 100 * 1024
+MOST_BYTES = 100 * 1024
 
 
 class ResidentOperand(Rule):
@@ -66,7 +66,7 @@ def _plan(kernel: Kernel, root: Loop) -> tuple[Nest, list[Leaf]]:
     for leaf in kept:
         assert leaf.op.dest is not None
         size = bytes_per_partition(leaf.op.dest.buffer, leaf.needs)
-        if size is not None and size > _MOST_BYTES:
+        if size is not None and size > MOST_BYTES:
             raise NotReorderable("the operand does not fit")
     return nest, kept
 
