@@ -52,7 +52,7 @@ def _separate_names(kernel: Kernel) -> None:
             seen.add(buffer.name)
             continue
         mentions = refs_of(kernel, buffer)
-        if any(not _names_directly(ref.node, buffer.name) for _, _, ref in mentions):
+        if any(not names_directly(ref.node, buffer.name) for _, _, ref in mentions):
             continue
         new = kernel.fresh(buffer.name)
         seen.add(new)
@@ -65,7 +65,8 @@ def _separate_names(kernel: Kernel) -> None:
             buffer.declaration.targets[0] = ast.Name(new, ast.Store())
 
 
-def _names_directly(node: ast.expr, name: str) -> bool:
+def names_directly(node: ast.expr, name: str) -> bool:
+    """Whether a region is written with the name of its buffer, not with that of a view."""
     base = node.value if isinstance(node, ast.Subscript) else node
     return isinstance(base, ast.Name) and base.id == name
 
@@ -194,4 +195,4 @@ def replace_ref(op: Op, name: str, text: str) -> None:
         replace_operand(op, name, text)
 
 
-__all__ = ["ONE", "normalise", "refs_of", "render_dim", "render_ref", "replace_ref"]
+__all__ = ["ONE", "names_directly", "normalise", "refs_of", "render_dim", "render_ref", "replace_ref"]

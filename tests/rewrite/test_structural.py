@@ -978,6 +978,50 @@ FIRES["coalesce-loads"] = [
     (NEIGHBOURS_GRIDS, ((2, 64, 384),)),
     (NEIGHBOURS_PRODUCT, ((96, 256), (96, 256))),
 ]
+MASKED_ROWS = _kernel(
+    """
+rows, columns = a.shape
+out = nl.ndarray((rows, columns), dtype=a.dtype, buffer=nl.shared_hbm)
+p = nl.arange(128)[:, None]
+c = nl.arange(256)[None, :]
+for tile in nl.affine_range((rows + 127) // 128):
+    at = tile * 128 + p
+    inside = at < rows
+    for block in nl.affine_range(columns // 256):
+        one = nl.load(a[at, block * 256 + c], mask=inside)
+        two = nl.load(b[at, block * 256 + c], mask=inside)
+        result = nl.ndarray((nl.par_dim(128), 256), dtype=a.dtype, buffer=nl.sbuf)
+        grown = nisa.activation(op=nl.exp, data=one, scale=0.5, mask=inside)
+        result[p, c] = nl.subtract(grown[p, c], two, mask=inside)
+        nl.store(out[at, block * 256 + c], value=result, mask=inside)
+return out
+""",
+    "a, b",
+)
+MASKED_WHOLE_ROWS = _kernel(
+    """
+v9 = nl.ndarray((300, 64), dtype=np.float32, buffer=nl.shared_hbm)
+for i0 in nl.affine_range(3):
+    v2 = nl.load(v1[i0 * 128 + nl.arange(128)[:, None], nl.arange(64)[None, :]], mask=i0 * 128 + nl.arange(128)[:, None] < 300)
+    v3 = nisa.tensor_scalar(data=v2[nl.arange(128)[:, None], nl.arange(64)[None, :]], op0=np.multiply, operand0=3.0, mask=i0 * 128 + nl.arange(128)[:, None] < 300)
+    nl.store(v9[i0 * 128 + nl.arange(128)[:, None], nl.arange(64)[None, :]], value=nl.square(v3), mask=i0 * 128 + nl.arange(128)[:, None] < 300)
+return v9
+""",
+    "v1",
+)
+FIRES["flatten-rows"] = [
+    (MASKED_ROWS, ((200, 512), (200, 512))),
+    (MASKED_ROWS, ((83, 256), (83, 256))),
+    (MASKED_ROWS.replace("128", "64").replace("127", "63"), ((100, 768), (100, 768))),
+    (
+        MASKED_ROWS.replace("((rows + 127) // 128)", "(tiles)").replace(
+            "p = nl", "tiles = (rows + 127) // 128\n    p = nl"
+        ),
+        ((200, 512), (200, 512)),
+    ),
+    (MASKED_WHOLE_ROWS, ((300, 64),)),
+    (carry_out(MASKED_ROWS, [Step("widen-tiles")]).source, ((160, 1024), (160, 1024))),
+]
 FIRES["sink-buffer"] = [
     (COUNTED, ((128, 1024),)),
     (carry_out(CENTRED, [Step("strip-fusion")]).source, ((256, 1024),)),
@@ -985,6 +1029,23 @@ FIRES["sink-buffer"] = [
 ]
 
 MISSES: dict[str, list[str]] = {
+    "flatten-rows": [
+        # No mask; another mask; other rows; a row that all share; a value of each row; a sum over the row.
+        MASKED_ROWS.replace(", mask=inside", ""),
+        MASKED_ROWS.replace("inside = at < rows", "inside = at < 100"),
+        MASKED_ROWS.replace("b[at, block", "b[at + 1, block"),
+        MASKED_ROWS.replace("two = nl.load(b[at, block * 256 + c]", "two = nl.load(b[at, c]"),
+        MASKED_ROWS.replace("scale=0.5", "scale=nl.load(b[at, 0:1], mask=inside)"),
+        MASKED_ROWS.replace(
+            "nl.subtract(grown[p, c], two, mask=inside)", "nl.subtract(grown, nl.max(two, axis=[1]), mask=inside)"
+        ),
+        # Not all rows or columns; a loop in order; a number that depends on the row; a tensor with more columns.
+        MASKED_ROWS.replace("(rows + 127) // 128", "rows // 128"),
+        MASKED_ROWS.replace("columns // 256", "columns // 512"),
+        MASKED_ROWS.replace("for tile in nl.affine_range", "for tile in nl.sequential_range"),
+        MASKED_ROWS.replace("scale=0.5", "scale=0.5 * tile"),
+        MASKED_WHOLE_ROWS.replace("nl.ndarray((300, 64)", "nl.ndarray((300, 65)"),
+    ],
     "coalesce-stores": [
         # A mask; gaps between the chunks; the row or the chunk changes afterwards; a tensor that is read in between.
         TAIL,

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.nest import NotReorderable
-from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of, render_ref, replace_operand, replace_ref
+from accelopt_ray.rewrite.normalise import (
+    names_directly,
+    normalise,
+    normalised,
+    refs_of,
+    render_ref,
+    replace_operand,
+    replace_ref,
+)
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.retile import rewrite_dims
@@ -192,7 +200,7 @@ def _check_tile(kernel: Kernel, chunk: _Chunk, inside: list[Op]) -> None:
     if tile.origin == "value" and (len(tile.reads) != 1 or len(tile.writes) != 1):
         raise NotReorderable("the tile is used elsewhere, in a type that is not known")
     for _, _, ref in refs_of(kernel, tile):
-        if not _is_direct(ref) or ref.dims is None or len(ref.dims) != 2:
+        if not names_directly(ref.node, tile.name) or ref.dims is None or len(ref.dims) != 2:
             raise NotReorderable(f"{ref.text} is not understood")
     for op in inside:
         carried = op.dest is not None and loop not in op.dest.buffer.loops and op is not chunk.store
@@ -200,12 +208,6 @@ def _check_tile(kernel: Kernel, chunk: _Chunk, inside: list[Op]) -> None:
             raise NotReorderable("the loop carries a sum")
         if op.kind == "loop_reduce" and loop.index in op.attrs.get("loop_indices", ""):
             raise NotReorderable("the loop carries a sum")
-
-
-def _is_direct(ref: Ref) -> bool:
-    """Whether a region is written with the name of its buffer, not with that of a view."""
-    base = ref.node.value if isinstance(ref.node, ast.Subscript) else ref.node
-    return isinstance(base, ast.Name) and base.id == ref.buffer.name
 
 
 def _group(trips: Poly | None, width: int) -> int | None:
@@ -402,7 +404,7 @@ def _is_tile_load(kernel: Kernel, op: Op) -> bool:
     if _length(op).value is None or sum(1 for other in kernel.buffers if other.name == tile.name) > 1:
         return False
     mentions = [ref for _, name, ref in refs_of(kernel, tile) if name != "dest"]
-    return all(_is_direct(ref) and ref.dims is not None and len(ref.dims) == 2 for ref in mentions)
+    return all(names_directly(ref.node, tile.name) and ref.dims is not None and len(ref.dims) == 2 for ref in mentions)
 
 
 def _together(kernel: Kernel, run: list[Op]) -> bool:

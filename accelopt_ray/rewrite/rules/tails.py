@@ -114,7 +114,7 @@ class ExactTiles(Rule):
                 old = buffer.shape[number]
                 _declare(buffer, number, tile if old == Poly.of(cut.tile) else width)
         for op in cut.masked:
-            start, length = _condition(fresh, op)[:2]
+            start, length = upper_bound(fresh, op)[:2]
             dim = cut.resized(Dim(start, (Axis(1, 1, length),)), width)
             keyword = next(k for k in op.call.keywords if k.arg == "mask")  # type: ignore[attr-defined]
             columns = f"{nl}.arange({dim.axes[0].length.text()})[None, :]"
@@ -144,8 +144,8 @@ def _declare(buffer: Buffer, number: int, extent: Poly) -> None:
     shape.elts[number] = expression(extent.text())
 
 
-def _condition(kernel: Kernel, op: Op) -> tuple[Poly, Poly, Poly]:
-    """First column, number of columns and limit of a mask of the form ``start + columns < limit``.
+def upper_bound(kernel: Kernel, op: Op, position: int = 1) -> tuple[Poly, Poly, Poly]:
+    """First column, number of columns and limit of a mask of the form ``start + columns < limit``; 0 is for rows.
 
     Raises:
         NotReorderable: The mask is something else.
@@ -166,8 +166,8 @@ def _condition(kernel: Kernel, op: Op) -> tuple[Poly, Poly, Poly]:
     if not isinstance(left, Grid) or limit is None or len(left.axes) != 1:
         raise NotReorderable("the mask is not understood")
     axis = left.axes[0]
-    if axis.position != 1 or axis.stride != 1:
-        raise NotReorderable("the mask does not count columns")
+    if axis.position != position or axis.stride != 1:
+        raise NotReorderable("the mask counts something else")
     return left.start, axis.length, limit
 
 
@@ -181,7 +181,7 @@ def _read(kernel: Kernel, loop: Loop) -> _Cut:
     if not masked or not loop.parallel or not loop.node.iter.args:  # type: ignore[attr-defined]
         raise NotReorderable("nothing is masked")
     cut = _cut(kernel, loop, masked)
-    if not _covers(kernel, cut):
+    if not covers(kernel, cut.loop, cut.extent, cut.tile):
         raise NotReorderable("the loop does not run over all tiles")
     queue: list[tuple[Op, str, Ref, int]] = []
     inside = [op for op in kernel.ops if loop in op.loops]
@@ -199,7 +199,7 @@ def _read(kernel: Kernel, loop: Loop) -> _Cut:
     _follow(kernel, cut, queue)
     lengths = {id(op): ref.dims[number].axes[0].length for op, _, ref, number in cut.mentions if ref.dims is not None}
     for op in masked:
-        if lengths.get(id(op)) != _condition(kernel, op)[1]:
+        if lengths.get(id(op)) != upper_bound(kernel, op)[1]:
             raise NotReorderable("a mask belongs to another axis")
     return cut
 
@@ -209,7 +209,7 @@ def _cut(kernel: Kernel, loop: Loop, masked: list[Op]) -> _Cut:
     limits: set[Poly] = set()
     tiles: set[int] = set()
     pieces: dict[Loop, int] = {}
-    conditions = [(op, *_condition(kernel, op)) for op in masked]
+    conditions = [(op, *upper_bound(kernel, op)) for op in masked]
     for op, start, length, limit in conditions:
         by_index = {each.index: each for each in op.loops}
         factor = start.coefficient(loop.index)
@@ -234,15 +234,25 @@ def _cut(kernel: Kernel, loop: Loop, masked: list[Op]) -> _Cut:
     return _Cut(loop, piece, tile, width, limit, masked=masked)
 
 
-def _covers(kernel: Kernel, cut: _Cut) -> bool:
-    """Whether the loop has as many iterations as the axis has tiles."""
-    node = cut.loop.node.iter.args[-1]  # type: ignore[attr-defined]
-    if cut.extent.value is not None:
-        return cut.loop.trips == Poly.of(-(-cut.extent.value // cut.tile))
+def covers(kernel: Kernel, loop: Loop, extent: Poly, tile: int) -> bool:
+    """Whether a loop has as many iterations as an axis has tiles, the last of which may be partial."""
+    if extent.value is not None:
+        return loop.trips == Poly.of(-(-extent.value // tile))
+    parts = division(kernel, loop)
+    return parts is not None and parts == (extent + Poly.of(tile - 1), Poly.of(tile))
+
+
+def division(kernel: Kernel, loop: Loop) -> tuple[Poly, Poly] | None:
+    """Dividend and divisor of a trip count of the form ``x // y``, under whatever name, or None."""
+    assert isinstance(loop.node.iter, ast.Call)
+    node = loop.node.iter.args[-1]
+    if isinstance(node, ast.Name) and loop.trips is not None and len(loop.trips.symbols) == 1:
+        [symbol] = loop.trips.symbols
+        node = expression(symbol) if loop.trips == Poly.symbol(symbol) else node
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.FloorDiv):
-        return False
+        return None
     top, bottom = kernel.names.poly(node.left), kernel.names.poly(node.right)
-    return bottom == Poly.of(cut.tile) and top == cut.extent + Poly.of(cut.tile - 1)
+    return None if top is None or bottom is None else (top, bottom)
 
 
 def _operands(op: Op) -> list[tuple[str, Ref]]:
