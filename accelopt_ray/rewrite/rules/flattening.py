@@ -188,8 +188,8 @@ def _read(kernel: Kernel, loop: Loop) -> _Rows:
                 raise NotReorderable(f"{ref.text} is not a tile of the loop")
     if not any(op.mask for op in ops):
         raise NotReorderable("nothing is masked")
-    if any(op.dest is not None and any(r.buffer is op.dest.buffer for o in ops for r in o.reads()) for op in stores):
-        raise NotReorderable("a tensor is loaded and stored")
+    if any(buffer.reads and buffer.writes for buffer in tensors.values()):
+        raise NotReorderable("a tensor is written and read, under two views")
     tiles = tuple(buffer for buffer in kernel.buffers if loop in buffer.loops and buffer.origin == "declared")
     if any(buffer.fill is not None or buffer.shape != tile for buffer in tiles):
         raise NotReorderable("a tile has another shape or an initial value")

@@ -16,8 +16,8 @@ from accelopt_ray.rewrite.syntax import walk
 _PARTITIONS = 128
 #: Narrower pieces would leave too much of the tensor engine idle.
 _LEAST_ROWS = 32
-#: What the tensor engine transposes without rounding.
-_EXACT_TYPES = frozenset({"", "float32", "bfloat16", "float16"})
+#: What the tensor engine transposes without rounding; a kernel that takes a tensor's own type takes floating point.
+_EXACT_TYPES = frozenset({"", "dtype", "float32", "bfloat16", "float16"})
 
 
 @dataclass(frozen=True)
