@@ -31,7 +31,7 @@ class GainIntoWeight(Rule):
     )
     expectation = "one pass of the vector engine over every row tile less, and no broadcast row in SBUF."
     relieves = Resource.VECTOR
-    typical_gain = 1.06
+    typical_gain = 1.04
     keywords = ("gain into the weight", "fold the gain", "gain over the contraction", "scale the weight")
 
     def _find(self, kernel: Kernel) -> list[Site]:
