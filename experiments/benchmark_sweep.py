@@ -45,10 +45,10 @@ SWEEP = Path(__file__).with_name("presets.yaml")
 TARGET_RATIO = 1.15
 TARGET_GROWTH_MIB = 16
 
-_SAMPLED_S = 2.0
+_SAMPLED_S = 5.0
 _START_S = 120.0
 _Result = TypeVar("_Result")
-_ROLES = {"accelopt_ray sweep run": "sweep", "ray::RunHost": "runs", "ray::PoolHost": "pool"}
+_ROLES = {"-m accelopt_ray sweep run": "sweep", "ray::RunHost": "runs", "ray::PoolHost": "pool"}
 """What the processes are called that live as long as the sweep, by a part of their command line."""
 
 
@@ -118,7 +118,10 @@ class Watch:
         """Samples until :meth:`stop`."""
         started = time.monotonic()
         while not self._end.wait(_SAMPLED_S):
-            self._sample(self.root, time.monotonic() - started)
+            elapsed_s = time.monotonic() - started
+            with suppress(psutil.NoSuchProcess):
+                for process in self.root.children(recursive=True):
+                    self._sample(process, elapsed_s)
 
     def stop(self) -> None:
         """Ends the sampling."""
@@ -128,11 +131,9 @@ class Watch:
         with suppress(psutil.NoSuchProcess):
             command = " ".join(process.cmdline())
             for part, role in _ROLES.items():
-                if part in command:
+                if part in command and not command.startswith("/bin/"):  # the shell that waits for it
                     resident = process.memory_info().rss / 2**20
                     self.memory_mib.setdefault(role, []).append((elapsed_s, resident))
-            for child in process.children():
-                self._sample(child, elapsed_s)
 
 
 def _free_port() -> int:

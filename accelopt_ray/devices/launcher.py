@@ -43,6 +43,9 @@ FRAME_MEMORY = b"M"
 
 _EXIT_WITHOUT_PROTECTION = 113
 
+_failed_imports: dict[str, str] = {}
+"""What went wrong with modules that were to be imported before the first request, by name."""
+
 
 def serve(server: socket.socket, preload: list[str]) -> None:
     """Forks a supervisor for each request until the other side closes the socket.
@@ -51,15 +54,16 @@ def serve(server: socket.socket, preload: list[str]) -> None:
         server: Socket on which requests arrive: a length header that carries four descriptors (control socket, argument
             file, result file, output pipe), then that many bytes of JSON (see :func:`_call_target` and
             :func:`_confine` for its keys).
-        preload: Modules to import before the first request; one that is missing is imported, and fails, in the child.
+        preload: Modules to import before the first request. One that cannot be is what the child that needs it answers
+            with: confined as it is, it could not find out why.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps supervisors
     for name in preload:
         try:
             importlib.import_module(name)
-        except Exception:  # whatever is wrong with it, the child that needs it will say so
-            continue
+        except Exception:
+            _failed_imports[name] = traceback.format_exc()
     gc.collect()
     gc.freeze()
     while True:
@@ -326,7 +330,11 @@ def _confine(request: dict[str, Any], namespaces: bool) -> None:
 def _call_target(request: dict[str, Any], argument: int) -> bytes:
     try:
         module_name, function_name = request["target"].split(":")
-        function = getattr(importlib.import_module(module_name), function_name)
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:
+            raise (ImportError(_failed_imports[module_name]) if module_name in _failed_imports else error) from None
+        function = getattr(module, function_name)
         return FRAME_ANSWER + bytes(function(_read_all(argument)))
     except MemoryError:
         return FRAME_MEMORY

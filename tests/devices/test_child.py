@@ -18,6 +18,7 @@ from devices import hostile
 
 from accelopt_ray.devices import confinement
 from accelopt_ray.devices.child import ChildEnd, ChildResult, ChildTask, run_child
+from accelopt_ray.devices.launching import LAUNCHER
 from accelopt_ray.devices.protections import protections
 from accelopt_ray.devices.protocol import Limits
 
@@ -87,6 +88,19 @@ def test_an_exception_comes_back_as_text(confined):
     result = run(hostile.fail, confined=confined)
     assert result.end is ChildEnd.RAISED
     assert "ValueError: told to" in result.detail
+
+
+def test_what_keeps_a_worker_from_being_imported_is_told(monkeypatch, confined):
+    """A confined child may not even read the module, so it is the launcher's import that has to be told of."""
+    monkeypatch.setattr("accelopt_ray.devices.launching._PRELOAD", ("devices.broken",))
+    LAUNCHER.discard()
+    try:
+        task = ChildTask("devices.broken:answer", b"", confined=confined)
+        result = run_child(task, Limits(timeout_s=20.0, memory_bytes=1 << 30))
+    finally:
+        LAUNCHER.discard()
+    assert result.end is ChildEnd.RAISED
+    assert "ImportError: a library is missing" in result.detail
 
 
 @pytest.mark.parametrize("function", [hostile.sleep_for_ever, hostile.spin_for_ever, hostile.ignore_signals])

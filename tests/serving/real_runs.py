@@ -59,9 +59,9 @@ def configured(folder: Path, **changes: Any) -> RunConfig:
 
 def run_to_its_end(config: RunConfig, name: str, cluster: Cluster) -> None:
     run = start_run(config, name, cluster)
-    for _ in run.events():
-        pass
-    assert run.result()["silu"].status == "completed"
+    events = list(run.events())
+    result = run.result()["silu"]
+    assert result.status == "completed", [str(event) for event in events]
 
 
 def check_that_everything_is_accounted_for(folder: Path) -> None:
