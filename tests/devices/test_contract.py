@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from contract_kernels import SHAPE, scaling
+from left_processes import children, left_since
 from standin_toolchain import install
 
 from accelopt_ray.devices import confinement
@@ -153,15 +153,14 @@ def test_a_kernels_failure_is_typed_and_says_why(
 
 
 def test_a_kernel_that_hangs_ends_at_its_deadline_with_all_it_started(subject: Subject, tmp_path: Path):
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = children()
     attack = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nwhile True: time.sleep(1)"
     started = time.monotonic()
     failure = subject.carry_out(scaling(subject.generation, attack), tmp_path, TIGHT)
     assert isinstance(failure, Failure) and failure.outcome is EvaluationOutcome.TIMEOUT
     assert time.monotonic() - started >= TIGHT.timeout_s
-    left = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     # The process that starts the children is all that may be new.
-    assert len([p for p in left if p.status() != psutil.STATUS_ZOMBIE]) <= 1
+    assert all("launcher.serve" in command for command in left_since(before, allowed=1))
 
 
 def test_secrets_of_the_harness_are_not_in_the_kernels_environment(

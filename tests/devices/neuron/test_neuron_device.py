@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from contract_kernels import SHAPE, scaling
+from left_processes import children, left_since
 from standin_toolchain import StandinToolchain, install
 
 from accelopt_ray.analysis import load
@@ -147,14 +146,10 @@ def test_a_missing_trace_is_no_failure_of_the_kernel(bench):
 
 def test_a_compiler_that_hangs_dies_with_its_children(bench_a):
     bench_a.standin.behave(toolchain="compiler_hangs")
+    before = children()
     failure = bench_a.run(Limits(timeout_s=3.0))
     assert isinstance(failure, Failure) and failure.outcome is EvaluationOutcome.TIMEOUT
-    left = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # other children come to their end meanwhile
-            if process.status() != psutil.STATUS_ZOMBIE and "time.sleep(600)" in " ".join(process.cmdline()):
-                left.append(process)
-    assert not left
+    assert left_since(before, "time.sleep(600)") == []
 
 
 def test_rounds_are_repeated_until_one_is_quiet_and_all_samples_are_kept(bench_a):
