@@ -67,10 +67,13 @@ $(BIN)/python:
 
 # uv fetches and unpacks a hundred packages at once, which pip does one by one; pip is what is left where uv finds no way.
 #   $(call pip-install,ENVIRONMENT,ARGUMENTS OF BOTH,ARGUMENTS OF PIP,ARGUMENTS OF UV)
+# uv trusts the system's certificates, as pip does. What it says when it fails is kept back: pip then meets the same cause
+# or succeeds.
 define pip-install
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check uv && \
-  $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(4) $(2) || \
-  $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) $(2)
+  UV_SYSTEM_CERTS=true $(1)/bin/uv pip install --quiet --python $(1)/bin/python $(4) $(2) 2>/dev/null || { \
+  echo "uv could not install the packages, pip tries"; \
+  $(1)/bin/python -m pip install --quiet --disable-pip-version-check $(3) $(2); }
 endef
 
 $(STAMP): setup.py constraints.txt | $(BIN)/python
