@@ -243,7 +243,7 @@ async def _ready(actor: Any, group: Sequence[HostedModel], needed: str, tell: Te
     """Waits for a host's place and for its server; returns where it answers and when it got its place."""
     names = ", ".join(model.name for model in group)
     try:
-        await _placed(actor, group, needed, tell)
+        await _placed(actor, names, max(model.start_timeout_s for model in group), needed, tell)
         since_s, state = time.monotonic(), None
         while True:
             state = await actor.state.remote(state, 0.0 if state is None else _STATE_WAIT_S)
@@ -256,11 +256,10 @@ async def _ready(actor: Any, group: Sequence[HostedModel], needed: str, tell: Te
         raise UserError(f"the host of {names} was lost: {str(error).splitlines()[0]}") from None
 
 
-async def _placed(actor: Any, group: Sequence[HostedModel], needed: str, tell: Tell) -> None:
+async def _placed(actor: Any, names: str, timeout_s: float, needed: str, tell: Tell) -> None:
     """Waits until a host has begun; one that is not waited for any longer has nothing to stop and is ended at once."""
-    names = ", ".join(model.name for model in group)
     starting = asyncio.ensure_future(_as_future(actor.start.remote()))
-    deadline = time.monotonic() + max(model.start_timeout_s for model in group)
+    deadline = time.monotonic() + timeout_s
     try:
         while not (await asyncio.wait([starting], timeout=_STATE_WAIT_S))[0]:
             if time.monotonic() > deadline:

@@ -332,8 +332,10 @@ def _call_target(request: dict[str, Any], argument: int) -> bytes:
         module_name, function_name = request["target"].split(":")
         try:
             module = importlib.import_module(module_name)
-        except Exception as error:
-            raise (ImportError(_failed_imports[module_name]) if module_name in _failed_imports else error) from None
+        except Exception:
+            if module_name in _failed_imports:
+                raise ImportError(_failed_imports[module_name]) from None
+            raise
         function = getattr(module, function_name)
         return FRAME_ANSWER + bytes(function(_read_all(argument)))
     except MemoryError:

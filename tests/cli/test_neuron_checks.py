@@ -41,10 +41,6 @@ def test_every_step_is_checked_up_to_a_kernel_that_runs(standin):
 
 def test_a_kernel_is_measured_by_a_process_that_starts_elsewhere(tmp_path):
     """As after an editable installation: the checkout is then in no folder of ``sys.path``."""
-    elsewhere = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    importing = [sys.executable, "-c", "import accelopt_ray"]
-    if subprocess.run(importing, cwd=tmp_path, env=elsewhere, check=False).returncode:
-        pytest.skip("this environment runs the checkout and has not installed it")
     toolchain = lay_out("a", tmp_path / "toolchain")
     baseline = Path(nkibench.__file__).parent / "tasks" / "silu" / "baseline.py"
     shape = ["--shape", "M=128", "--shape", "N=1024"]
