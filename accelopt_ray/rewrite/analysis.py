@@ -14,7 +14,7 @@ from accelopt_ray.rewrite.calls import canonical_module
 from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.reader import OPERATORS, CallReader, Reading, operand_slots, result_shape
 from accelopt_ray.rewrite.regions import Argument, Buffer, Loop, Op, Opaque, Ref, Space
-from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, names_read, substitute, walk
+from accelopt_ray.rewrite.syntax import KernelSyntaxError, SourceTree, index_of, names_read, substitute, walk
 from accelopt_ray.rewrite.values import Names, whole
 
 _LOOPS = {
@@ -369,7 +369,7 @@ class Kernel:
             name = self.fresh("constant" if is_constant else "tile")
             assignment = ast.Assign([ast.Name(name, ast.Store())], operand)
             ast.fix_missing_locations(ast.copy_location(assignment, statement))
-            block.insert(_index_of(block, statement), assignment)
+            block.insert(index_of(block, statement), assignment)
             self._flattened.append((assignment, name))
             self._assign(assignment, assignment.targets[0], block, loops)
             replacement = ast.Name(name, ast.Load())
@@ -491,10 +491,6 @@ def _blocks(root: ast.stmt) -> Iterator[list[ast.stmt]]:
             block = getattr(node, field, None)
             if isinstance(block, list):
                 yield block
-
-
-def _index_of(block: list[ast.stmt], statement: ast.stmt) -> int:
-    return next(number for number, item in enumerate(block) if item is statement)
 
 
 def _is_load(node: ast.Call) -> bool:

@@ -140,6 +140,14 @@ class Ref:
         """Whether both provably name the same elements in the same tile layout."""
         return self.buffer is other.buffer and self.dims is not None and self.dims == other.dims
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is provably the whole buffer."""
+        extents = self.buffer.shape
+        if self.dims is None or extents is None:
+            return False
+        return all(dim.covers(extent) for dim, extent in zip(self.dims, extents, strict=True))
+
     @cached_property
     def shape(self) -> tuple[Poly, ...] | None:
         """Extents of the tile, partition axis first; a tile has at least two axes."""

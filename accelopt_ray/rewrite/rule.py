@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from accelopt_ray.outcome import StrEnum
 from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.regions import Op, Ref
-from accelopt_ray.rewrite.syntax import expression, names_read, statements, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, names_read, statements, walk
 
 
 class Resource(StrEnum):
@@ -163,7 +163,7 @@ def anchor_of(op: Op) -> str:
 def perform(kernel: Kernel, op: Op, edit: Edit) -> None:
     """Applies an edit to the tree and removes declarations that nothing uses any more."""
     statement = op.node
-    index = next(number for number, item in enumerate(op.block) if item is statement)
+    index = index_of(op.block, statement)
     if edit.value and isinstance(statement, (ast.Assign, ast.AugAssign, ast.Expr)):
         statement.value = expression(edit.value)
     op.block[index + 1 : index + 1] = [s for text in edit.after for s in statements(text)]

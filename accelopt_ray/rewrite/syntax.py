@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import copy
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _LINE_LENGTH = 120
@@ -294,3 +294,8 @@ def substitute(node: ast.AST, mapping: dict[str, ast.expr]) -> ast.AST:
 def names_read(node: ast.AST) -> set[str]:
     """Names that are read (or subscripted) anywhere below ``node``."""
     return {n.id for n in walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def index_of(block: Sequence[ast.stmt], node: ast.stmt) -> int:
+    """Where in a list of statements a statement stands: that very one, not an equal one."""
+    return next(number for number, item in enumerate(block) if item is node)

@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, remove, tidy
 from accelopt_ray.rewrite.rules.psum import fits_bank, is_running_sum, keep_in_psum
-from accelopt_ray.rewrite.syntax import expression, statements
+from accelopt_ray.rewrite.syntax import expression, index_of, statements
 
 
 class AccumulateInPsum(Rule):
@@ -38,7 +38,7 @@ class AccumulateInPsum(Rule):
             _replace_reduction(kernel, op, product)
         else:
             if product is not op:
-                place = next(n for n, item in enumerate(op.block) if item is op.node)
+                place = index_of(op.block, op.node)
                 target = ast.unparse(op.node.targets[0] if isinstance(op.node, ast.Assign) else op.dest.node)
                 op.block[place : place + 1] = statements(f"{target} += {ast.unparse(product.call)}")
                 remove(product.block, product.node)
@@ -128,11 +128,11 @@ def _replace_reduction(kernel: Kernel, op: Op, product: Op) -> None:
     name = kernel.fresh("sum")
     rows, columns = (extent.text() for extent in op.dest.shape)
     target = ast.unparse(op.node.targets[0])
-    place = next(n for n, item in enumerate(outer.block) if item is outer.node)
+    place = index_of(outer.block, outer.node)
     declared = f"{name} = {nl}.zeros(({nl}.par_dim({rows}), {columns}), dtype={nl}.float32, buffer={nl}.psum)"
     outer.block[place + 1 : place + 1] = statements(f"{target} = {nl}.copy({name})")
     outer.block[place:place] = statements(declared)
-    place = next(n for n, item in enumerate(op.block) if item is op.node)
+    place = index_of(op.block, op.node)
     op.block[place : place + 1] = statements(f"{name} += {ast.unparse(product.call)}")
     remove(product.block, product.node)
 
@@ -169,7 +169,7 @@ class JoinProducts(Rule):
         first = min(_creation(op.block, buffer) for buffer, _ in summands)
         for buffer, eviction in summands:
             for write in buffer.writes:
-                place = next(n for n, item in enumerate(write.block) if item is write.node)
+                place = index_of(write.block, write.node)
                 write.block[place : place + 1] = statements(f"{name} += {ast.unparse(write.call)}")
             if eviction is not None:
                 remove(eviction.block, eviction.node)
@@ -204,7 +204,7 @@ def _summand(kernel: Kernel, ref: Ref | None, user: Op) -> _Summand | None:
         if eviction is None or eviction.kind != "copy" or eviction.mask or not _keeps_precision(eviction):
             return None
         ref = eviction.ref("src")
-    if ref is None or ref.buffer.space is not Space.PSUM or not _is_whole(ref):
+    if ref is None or ref.buffer.space is not Space.PSUM or not ref.is_whole:
         return None
     buffer, reader = ref.buffer, eviction or user
     if buffer.block_dims or buffer.returned or len(buffer.reads) != 1 or buffer.loops != user.loops:
@@ -222,17 +222,10 @@ def _summand(kernel: Kernel, ref: Ref | None, user: Op) -> _Summand | None:
 
 def _is_plain_product(write: Op) -> bool:
     """Whether an operation writes or adds an unmasked product to a whole tile, in every iteration of its loops."""
-    if write.kind not in ("matmul", "high_matmul") or write.mask or write.dest is None or not _is_whole(write.dest):
+    if write.kind not in ("matmul", "high_matmul") or write.mask or write.dest is None or not write.dest.is_whole:
         return False
     special = write.flag("is_transpose") or any(write.attrs.get(name) for name in ("dtype", "tile_position"))
     return not special and isinstance(write.node, (ast.Assign, ast.AugAssign))
-
-
-def _is_whole(ref: Ref) -> bool:
-    shape = ref.buffer.shape
-    if ref.dims is None or shape is None:
-        return False
-    return all(dim.covers(extent) for dim, extent in zip(ref.dims, shape, strict=True))
 
 
 def _keeps_precision(op: Op) -> bool:
@@ -243,7 +236,7 @@ def _keeps_precision(op: Op) -> bool:
 def _creation(block: list[ast.stmt], buffer: Buffer) -> int:
     """Where in a block a buffer comes into being."""
     created = buffer.declaration or buffer.writes[0].node
-    return next(number for number, item in enumerate(block) if item is created)
+    return index_of(block, created)
 
 
 RULES = (AccumulateInPsum(), JoinProducts())

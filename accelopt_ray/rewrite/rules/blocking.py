@@ -10,7 +10,7 @@ from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, build, emit, p
 from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, statement, substitute
+from accelopt_ray.rewrite.syntax import expression, index_of, statement, substitute
 
 _BANKS = 4
 
@@ -76,7 +76,7 @@ class RowBlocking(Rule):
         root = kernel.loops[number]
         found = _read(kernel, root)
         outermost = root.block
-        place = next(n for n, item in enumerate(outermost) if item is root.node)
+        place = index_of(outermost, root.node)
         member = _split_rows(kernel, found.rows, _size(found), outermost, place)
         again = Kernel(kernel.tree)
         root = next(loop for loop in again.loops if loop.node is root.node)
@@ -90,7 +90,7 @@ class RowBlocking(Rule):
         }
         substitute(split.matmul.op.node, mapping)
         block = root.block
-        place = next(n for n, item in enumerate(block) if item is root.node)
+        place = index_of(block, root.node)
         block[place : place + 1] = [*emit(schedule.prologue), *emit(schedule.main)]
         tidy(again)
         return again

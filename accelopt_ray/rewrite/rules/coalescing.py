@@ -21,7 +21,7 @@ from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.retile import rewrite_dims
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, rebound_between, remove, tidy
-from accelopt_ray.rewrite.syntax import expression, names_read, statement, substitute
+from accelopt_ray.rewrite.syntax import expression, index_of, names_read, statement, substitute
 
 #: Columns of a collected row: 16 KiB of each partition, four times what a transfer needs to reach full bandwidth.
 _MOST_COLUMNS = 4096
@@ -195,7 +195,7 @@ def _check_tile(kernel: Kernel, chunk: _Chunk, inside: list[Op]) -> None:
     assert value.dims is not None
     if tile.loops[-1] is not loop or tile.block_dims or tile.fill is not None or tile.shape != value.shape:
         raise NotReorderable("the tile is not one of the chunk alone")
-    if not all(dim.covers(extent) for dim, extent in zip(value.dims, tile.shape or (), strict=True)):
+    if not value.is_whole:
         raise NotReorderable("the tile is not stored as a whole")
     if tile.origin == "value" and (len(tile.reads) != 1 or len(tile.writes) != 1):
         raise NotReorderable("the tile is used elsewhere, in a type that is not known")
@@ -235,7 +235,7 @@ def _take_all(kernel: Kernel, chunk: _Chunk, trips: Poly) -> None:
         whole = Dim(ref.dims[number].start.without(loop.index), (Axis(1, 1, length),))
         rewrite_dims(kernel, store, name, ref, {number: whole}, frozenset())
     remove(store.block, store.node)
-    loop.block.insert(_place(loop) + 1, store.node)
+    loop.block.insert(index_of(loop.block, loop.node) + 1, store.node)
 
 
 def _collect(kernel: Kernel, chunk: _Chunk) -> None:
@@ -262,7 +262,7 @@ def _collect(kernel: Kernel, chunk: _Chunk) -> None:
     shape = f"({nl}.par_dim({rows}), {(count * width).text()})"
     dtype = _dtype(tile) or (f"{dest.buffer.name}.dtype" if tile.origin == "value" else f"{nl}.float32")
     declaration = statement(f"{row} = {nl}.ndarray({shape}, dtype={dtype}, buffer={nl}.sbuf)")
-    place = _place(loop)
+    place = index_of(loop.block, loop.node)
     if whole:
         loop.block[place : place + 1] = [declaration, loop.node, store.node]
         return
@@ -295,10 +295,6 @@ def _shifted(ref: Ref, offset: Poly) -> tuple[Dim, ...]:
     """The dimensions of a region, further along the last one."""
     assert ref.dims is not None
     return (*ref.dims[:-1], Dim(ref.dims[-1].start + offset, ref.dims[-1].axes))
-
-
-def _place(loop: Loop) -> int:
-    return next(number for number, item in enumerate(loop.block) if item is loop.node)
 
 
 class CoalesceLoads(Rule):

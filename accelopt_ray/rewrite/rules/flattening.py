@@ -13,7 +13,7 @@ from accelopt_ray.rewrite.regions import Axis, Buffer, Dim, Loop, Number, Op, Re
 from accelopt_ray.rewrite.retile import COLUMNWISE
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, remove, tidy
 from accelopt_ray.rewrite.rules.tails import covers, division, upper_bound
-from accelopt_ray.rewrite.syntax import expression, names_read, statement, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, names_read, statement, walk
 
 _PARTITIONS = 128
 _POINTWISE = COLUMNWISE - {"broadcast"}
@@ -110,7 +110,7 @@ class FlattenRows(Rule):
             raise NotReorderable("a value depends on the row")
         block, old = found.loop.block, found.loop.node
         loop = ast.For(ast.Name(step, ast.Store()), expression(f"{nl}.affine_range({count})"), body, [])
-        place = next(index for index, item in enumerate(block) if item is old)
+        place = index_of(block, old)
         block[place:place] = [*before, ast.fix_missing_locations(loop)]
         remove(block, old)
         tidy(kernel)

@@ -11,7 +11,7 @@ from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, render, tidy
 from accelopt_ray.rewrite.rules.matmuls import is_transpose, read_instead
-from accelopt_ray.rewrite.syntax import expression, statements
+from accelopt_ray.rewrite.syntax import expression, index_of, statements
 
 _PARTITIONS = 128
 
@@ -52,7 +52,7 @@ class GainIntoWeight(Rule):
             assert isinstance(load.node, ast.Assign)
             column, raw = fresh.fresh(f"{gain.row.buffer.name}_column"), fresh.fresh(f"{weight.buffer.name}_unscaled")
             first = f"{nl}.ds({weight.start.text()}, {weight.rows})"
-            place = next(number for number, item in enumerate(load.block) if item is load.node)
+            place = index_of(load.block, load.node)
             load.block[place:place] = statements(
                 f"{column} = {nl}.load({gain.row.buffer.name}.reshape(({length}, 1))[{first}, 0:1])\n"
                 f"{raw} = {ast.unparse(load.call)}"
@@ -137,7 +137,7 @@ def _row_of(kernel: Kernel, tile: Ref, user: Op) -> Ref | None:
     if row is None or row.dims is None or len(row.dims) != 2 or row.buffer.origin != "argument":
         return None
     shape = row.buffer.shape
-    if shape is None or shape[0] != ONE or not all(dim.covers(size) for dim, size in zip(row.dims, shape, strict=True)):
+    if shape is None or shape[0] != ONE or not row.is_whole:
         return None
     return None if any(other.name == row.buffer.name and other.writes for other in kernel.buffers) else row
 

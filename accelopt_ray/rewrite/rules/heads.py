@@ -12,7 +12,7 @@ from accelopt_ray.rewrite.poly import ONE, ZERO, Poly
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
 from accelopt_ray.rewrite.rules.residency import MOST_BYTES
-from accelopt_ray.rewrite.syntax import expression, names_read, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, names_read, walk
 
 
 class ShareGroupTiles(Rule):
@@ -89,7 +89,7 @@ def _share(kernel: Kernel, number: int) -> Kernel:
     if assumed and not any(_is_bounded(split, leaf, outer, groups) for leaf in shared):
         raise NotReorderable("the last group may be smaller")
     schedule = reorder(nest, (root,))
-    place = next(n for n, item in enumerate(root.block) if item is root.node)
+    place = index_of(root.block, root.node)
     root.block[place : place + 1] = [*emit(schedule.prologue), *emit(schedule.main)]
     tidy(split)
     return split

@@ -8,7 +8,7 @@ from accelopt_ray.rewrite.analysis import Kernel
 from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, remove, tidy
-from accelopt_ray.rewrite.syntax import names_read, walk
+from accelopt_ray.rewrite.syntax import index_of, names_read, walk
 
 _MOST_BYTES = 64 * 1024
 _MOVABLE = frozenset({"load", "memset", "activation", "tensor_scalar", "tensor_tensor", "reciprocal", "copy"})
@@ -133,7 +133,7 @@ class HoistInvariant(Rule):
         if loop is None:
             raise LookupError(f"{self.id} no longer applies at {site.anchor}")
         remove(op.block, op.node)
-        place = next(number for number, item in enumerate(loop.block) if item is loop.node)
+        place = index_of(loop.block, loop.node)
         loop.block.insert(place, op.node)
         tidy(fresh)
         kernel.tree = fresh.tree

@@ -10,7 +10,7 @@ from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.poly import ZERO, Poly
 from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, rebound_between, remove, render, tidy
-from accelopt_ray.rewrite.syntax import statement, statements
+from accelopt_ray.rewrite.syntax import index_of, statement, statements
 
 
 @dataclass
@@ -220,7 +220,7 @@ class PackRotation(Rule):
             source = load.dest.buffer.name
             pair = fresh.fresh(f"{source}_pair")
             pairs[source] = pair
-            place = next(n for n, item in enumerate(load.block) if item is load.node)
+            place = index_of(load.block, load.node)
             load.block.insert(place, statement(allocate(pair)))
             assert isinstance(load.node, ast.Assign)
             load.node.targets[0] = ast.parse(f"{pair}{upper} = 0").body[0].targets[0]  # type: ignore[attr-defined]
@@ -233,7 +233,7 @@ class PackRotation(Rule):
         text.append(f"{found.out.name}{whole} = {nisa}.tensor_tensor({direct}, {crossed}, op={nl}.add)")
         last = max((found.difference, found.total), key=lambda op: op.position)
         block = last.block
-        index = next(n for n, item in enumerate(block) if item is last.node)
+        index = index_of(block, last.node)
         block[index + 1 : index + 1] = [s for line in text for s in statements(line)]
         for op in (found.difference, found.total, *found.products, *found.copies):
             remove(op.block, op.node)

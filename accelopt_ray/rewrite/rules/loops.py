@@ -12,7 +12,7 @@ from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Dim, Loop, Op, Ref
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import names_read, substitute, walk
+from accelopt_ray.rewrite.syntax import index_of, names_read, substitute, walk
 
 _Chain = Sequence[Loop]
 
@@ -53,7 +53,7 @@ class FuseLoops(Rule):
         producers[-1].node.body.extend(body)  # type: ignore[arg-type]
         block = first.block
         block[:] = [item for item in block if item is not second.node and item not in moved]
-        place = next(n for n, item in enumerate(block) if item is first.node)
+        place = index_of(block, first.node)
         block[place:place] = moved
         tidy(fresh)
         kernel.tree = fresh.tree
@@ -63,7 +63,7 @@ def _neighbours(kernel: Kernel) -> list[tuple[Loop, Loop]]:
     """Each loop with the next one in its block."""
     pairs: list[tuple[Loop, Loop]] = []
     for loop in kernel.loops:
-        at = next(number for number, item in enumerate(loop.block) if item is loop.node)
+        at = index_of(loop.block, loop.node)
         following = next((item for item in loop.block[at + 1 :] if isinstance(item, ast.For)), None)
         pairs += [(loop, other) for other in kernel.loops if other.node is following]
     return pairs
@@ -111,8 +111,8 @@ def _movable(kernel: Kernel, first: Loop, second: Loop, used: Sequence[Op]) -> l
         NotReorderable: It needs something else from between, or disturbs what stands there.
     """
     block = first.block
-    start = next(number for number, item in enumerate(block) if item is first.node)
-    stop = next(number for number, item in enumerate(block) if item is second.node)
+    start = index_of(block, first.node)
+    stop = index_of(block, second.node)
     between = block[start + 1 : stop]
     # A sum that is only added to is bound by no read.
     needed = {node.id for node in walk(second.node) if isinstance(node, ast.Name)}

@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.normalise import normalise, normalised, render_ref, re
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Dim, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, is_column, remove, render, tidy
-from accelopt_ray.rewrite.syntax import expression, statements
+from accelopt_ray.rewrite.syntax import expression, index_of, statements
 
 _PARTITIONS = 128
 
@@ -102,7 +102,7 @@ class SharedTranspose(Rule):
         call = f"{nisa}.nc_matmul({name}[{contraction.index.split('@')[0]}, 0:{width}, 0:{rows}], {right})"
         assert isinstance(op.node, (ast.Assign, ast.AugAssign))
         op.node.value = expression(call)
-        place = next(n for n, item in enumerate(outer.block) if item is outer.node)
+        place = index_of(outer.block, outer.node)
         outer.block[place:place] = statements(text)
         tidy(fresh)
         kernel.tree = fresh.tree

@@ -11,7 +11,7 @@ from accelopt_ray.rewrite.normalise import normalise, normalised, refs_of, rende
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Buffer, Loop, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, names_read, substitute, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, names_read, substitute, walk
 
 
 class StripFusion(Rule):
@@ -54,8 +54,8 @@ class StripFusion(Rule):
         nest, outer, substitution, _ = _plan_fusion(fresh, producer, consumer)
         block = producer.block
         schedule = reorder(nest, outer, _cheap_rows(nest))
-        first = next(number for number, item in enumerate(block) if item is producer.node)
-        last = next(number for number, item in enumerate(block) if item is consumer.node)
+        first = index_of(block, producer.node)
+        last = index_of(block, consumer.node)
         body = consumer.node.body
         depth = 1
         inner = consumer
@@ -226,8 +226,8 @@ def _check_independence(
 ) -> None:
     """Raises :class:`NotReorderable` when something between the loops depends on them, or the consumer on its order."""
     block = producer.block
-    first = next(number for number, item in enumerate(block) if item is producer.node)
-    last = next(number for number, item in enumerate(block) if item is consumer.node)
+    first = index_of(block, producer.node)
+    last = index_of(block, consumer.node)
     between = {id(node) for item in block[first + 1 : last] for node in walk(item)}
     written = {op.dest.buffer.name for op in writers if op.dest is not None}
     touched = written | {ref.buffer.name for op in writers for ref in op.reads()}

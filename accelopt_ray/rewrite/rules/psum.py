@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.normalise import refs_of, replace_ref
 from accelopt_ray.rewrite.poly import Poly
 from accelopt_ray.rewrite.regions import Buffer, Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, tidy
-from accelopt_ray.rewrite.syntax import expression, statement, statements, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, statement, statements, walk
 
 _PARTITIONS = 128
 _BANK_COLUMNS = 512
@@ -130,7 +130,7 @@ def keep_in_psum(kernel: Kernel, op: Op) -> None:
     call.keywords.append(ast.keyword("buffer", expression(f"{nl}.psum")))
     first = min((user for user, _, _ in readers), key=lambda user: user.position)
     block, node = _common_block(buffer, first)
-    place = next(n for n, item in enumerate(block) if item is node)
+    place = index_of(block, node)
     block.insert(place, statement(f"{finished} = {nl}.copy({buffer.name})"))
 
 
@@ -192,7 +192,7 @@ class OperandInPsum(Rule):
         assert buffer.shape is not None
         rows, columns = buffer.shape[0].text(), buffer.shape[1].text()
         text = f"{buffer.name} = {nl}.ndarray(({nl}.par_dim({rows}), {columns}), dtype={nl}.float32, buffer={nl}.psum)"
-        place = next(n for n, item in enumerate(op.block) if item is op.node)
+        place = index_of(op.block, op.node)
         op.block[place:place] = statements(text)
         target = ast.parse(f"{buffer.name}[0:{rows}, 0:{columns}] = 0").body[0]
         assert isinstance(target, ast.Assign)

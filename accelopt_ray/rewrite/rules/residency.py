@@ -7,6 +7,7 @@ from accelopt_ray.rewrite.nest import Leaf, Nest, NotReorderable, bytes_per_part
 from accelopt_ray.rewrite.normalise import normalise, normalised
 from accelopt_ray.rewrite.regions import Loop, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
+from accelopt_ray.rewrite.syntax import index_of
 
 #: Of about 164 KiB that stay resident, what one operand may take beside the tiles of the loop.
 MOST_BYTES = 100 * 1024
@@ -47,7 +48,7 @@ class ResidentOperand(Rule):
         root = kernel.loops[number]
         nest, _ = _plan(kernel, root)
         schedule = reorder(nest, (root,))
-        place = next(n for n, item in enumerate(root.block) if item is root.node)
+        place = index_of(root.block, root.node)
         root.block[place : place + 1] = [*emit(schedule.prologue), *emit(schedule.main)]
         tidy(kernel)
         return kernel

@@ -21,7 +21,7 @@ from accelopt_ray.rewrite.retile import (
     widen_op_shapes,
 )
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, statement, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, statement, walk
 
 _KINDS = COLUMNWISE | {"scan"}
 _SHORTEST_ROW = 2048
@@ -116,7 +116,7 @@ class TileScan(Rule):
         else:
             scan.call.args[2] = expression(f"{state}[{index}]")
         last = f"{scan.dest.buffer.name}[0:{rows}, {chunk} - 1:{chunk}]"
-        place = next(n for n, item in enumerate(scan.block) if item is scan.node)
+        place = index_of(scan.block, scan.node)
         scan.block.insert(place + 1, statement(f"{state}[{index}] = {nl}.copy({last})"))
         return f"{state} = {create}dtype={nl}.float32, buffer={nl}.sbuf)"
 

@@ -9,7 +9,7 @@ from accelopt_ray.rewrite.normalise import replace_operand
 from accelopt_ray.rewrite.patterns import activation_call, activation_scale, decimal, one_operation, scaled
 from accelopt_ray.rewrite.regions import Op, Ref, Space
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, anchor_of, is_column, rebound_between, remove, tidy
-from accelopt_ray.rewrite.syntax import expression, statement
+from accelopt_ray.rewrite.syntax import expression, index_of, statement
 
 
 class ScaleInsideExponential(Rule):
@@ -85,7 +85,7 @@ class ScaleInsideExponential(Rule):
             replace_operand(reader, "data", scores.text)
             reader.node.targets[0] = ast.Name(raw, ast.Store())
             text = f"{nisa}.tensor_scalar(data={raw}, op0={nl}.multiply, operand0={decimal(factor)})"
-            place = next(n for n, item in enumerate(reader.block) if item is reader.node)
+            place = index_of(reader.block, reader.node)
             reader.block.insert(place + 1, statement(f"{ast.unparse(target)} = {text}"))
         remove(op.block, op.node)
         tidy(kernel)

@@ -19,7 +19,7 @@ from accelopt_ray.rewrite.retile import (
     widen_op_shapes,
 )
 from accelopt_ray.rewrite.rule import Resource, Rule, Site, tidy
-from accelopt_ray.rewrite.syntax import expression, statement, walk
+from accelopt_ray.rewrite.syntax import expression, index_of, statement, walk
 
 _BUDGET_BYTES = 140 * 1024
 _BYTES = 4
@@ -137,7 +137,7 @@ class MergePieces(Rule):
             start = ref.dims[number].start.without(loop.index)
             rewrite_dims(fresh, op, name, ref, {number: moved(start, width)}, frozenset())
         widen_op_shapes(region, width)
-        index = next(n for n, item in enumerate(loop.block) if item is loop.node)
+        index = index_of(loop.block, loop.node)
         body = [s for s in loop.node.body if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
         loop.block[index : index + 1] = body
         tidy(fresh)
@@ -244,7 +244,7 @@ class WidenTiles(Rule):
             resize(fresh, buffer, width)
         widen_op_shapes(region, width)
         loop.node.iter = expression(f"{nl}.affine_range({grouped} // {name})")
-        index = next(n for n, item in enumerate(loop.block) if item is loop.node)
+        index = index_of(loop.block, loop.node)
         loop.block.insert(index, statement(f"{name} = {value}"))
         tidy(fresh)
         kernel.tree = fresh.tree
