@@ -6,7 +6,7 @@ import time
 
 import psutil
 
-_END_S = 5.0
+_END_S = 2.0
 
 
 def children() -> set[int]:

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from accelopt_ray.serving.model import HostedModel
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -28,3 +30,11 @@ def starts(folder: Path) -> list[int]:
     """Process ids of all starts so far."""
     path = folder / "model" / "starts"
     return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def alive(process_id: int) -> bool:
+    """Whether a process has not ended; a zombie that nobody has waited for yet has."""
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fake_models import fake_model, starts
+from fake_models import alive, fake_model, starts
 
 from accelopt_ray.outcome import UserError
 from accelopt_ray.serving.model import HostedModel
@@ -22,16 +22,6 @@ from accelopt_ray.serving.process import ServerProcess
 from accelopt_ray.serving.supervisor import HostState, HostStatus, Patience, Supervisor
 
 QUICK = Patience(start_s=60.0, max_restarts=2, watch_s=0.1, silent_looks=3, pause_s=0.01, poll_s=0.05)
-
-
-def alive(process_id: int) -> bool:
-    try:
-        os.kill(process_id, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie that nobody has waited for yet is not alive.
-    status = Path(f"/proc/{process_id}/stat")
-    return not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def supervised(
