@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from accelopt_ray.cli.progress import describe, shown
 from accelopt_ray.devices.registry import latency_kind
 from accelopt_ray.outcome import UserError
+from accelopt_ray.search.result import SearchStatus
 from accelopt_ray.search.transfer import LESSONS_NAME
 from accelopt_ray.trajectory.lock import LOCK_NAME
 
@@ -170,7 +171,7 @@ def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> in
     baseline, best = tally.baseline, tally.best
     print()
     if baseline is None or best is None or tally.speedup is None:
-        print(f"no result for {task.name}: {outcome.reason or outcome.status}")
+        print(no_result(config, task, outcome.status, outcome.reason))
         return 1
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in tally.outcomes.most_common())
     if outcome.status != "completed":
@@ -191,6 +192,17 @@ def _conclude(config: RunConfig, task: Task, outcome: Outcome, diff: bool) -> in
         )
         print("\n".join(lines))
     return 1 if outcome.status == "no_model_reply" else 0
+
+
+def no_result(config: RunConfig, task: Task, status: str, reason: str) -> str:
+    """Why a search has found nothing, and what its user may have to do about it."""
+    text = f"no result for {task.name}: {reason or status}"
+    if status != SearchStatus.BASELINE_FAILED or not config.shape:
+        return text
+    return (
+        f"{text}\nThe shape {task.shape_text} is not the task's own: a baseline works for multiples of its tiles alone, "
+        f"as {task.baseline_path} says"
+    )
 
 
 def _summarise(tasks: Sequence[Task], outcomes: Mapping[str, Outcome]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from accelopt_ray.agents.endpoints import ModelEndpoint
 from accelopt_ray.agents.gpu_time import GpuTimePrice
 from accelopt_ray.agents.prices import Price, load_prices
-from accelopt_ray.cli.session import expectation
+from accelopt_ray.cli.session import expectation, no_result
 from accelopt_ray.config import RunConfig, load_config
 from accelopt_ray.outcome import UserError
 from accelopt_ray.search.settings import SearchSettings
@@ -214,3 +214,16 @@ def test_what_a_run_may_cost_is_said_before_it_starts(changes: dict[str, Any], s
     if "model" in changes:
         changes["models"] = {"default": {"base_url": "http://h/v1", "model": changes.pop("model")}}
     assert said in expectation(load_config(None, {**MINIMAL, **changes}))
+
+
+def test_a_baseline_that_fails_at_a_shape_of_ones_own_is_explained_by_it():
+    shape = {"M": 256, "N": 512, "K": 512}
+    own = load_config(None, {"task": "rmsnorm_matmul", "shape": shape})
+    published = load_config(None, {"task": "rmsnorm_matmul"})
+    [task] = own.load_tasks()
+    reason = "the baseline kernel is compile_error: output tensor `out` is never written to"
+    explained = no_result(own, task, "baseline_failed", reason)
+    assert explained.startswith(f"no result for rmsnorm_matmul: {reason}\n")
+    assert "M=256 N=512 K=512" in explained and str(task.baseline_path) in explained
+    assert no_result(published, published.load_tasks()[0], "baseline_failed", reason).count("\n") == 0
+    assert no_result(own, task, "stopped", "the budget is used up").count("\n") == 0
