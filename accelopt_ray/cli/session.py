@@ -199,10 +199,7 @@ def no_result(config: RunConfig, task: Task, status: str, reason: str) -> str:
     text = f"no result for {task.name}: {reason or status}"
     if status != SearchStatus.BASELINE_FAILED or not config.shape:
         return text
-    return (
-        f"{text}\nThe shape {task.shape_text} is not the task's own: a baseline works for multiples of its tiles alone, "
-        f"as {task.baseline_path} says"
-    )
+    return f"{text}\n{task.shape_text} is not the task's own shape; {task.baseline_path} says what shapes it takes"
 
 
 def _summarise(tasks: Sequence[Task], outcomes: Mapping[str, Outcome]) -> None:

@@ -56,7 +56,9 @@ def final_lessons(run: Path) -> list[Lesson]:
         if row["summary_text"] and (row["run_id"], row["item_id"]) not in left
     }
     if not lessons:
-        raise UserError(f"{run} has no lessons to pass on: give a run with memory that has ended an iteration")
+        raise UserError(
+            f"{run} has no lessons to pass on: it kept no memory, or no kernel was enough faster or slower to teach one"
+        )
     return sorted(lessons.values(), key=lambda lesson: (-lesson.speedup, lesson.origin))
 
 
