@@ -9,10 +9,19 @@ end of the file that draws random inputs does no harm.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import importlib
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Union
 
-_ALLOWED_MODULES = frozenset(
+from accelopt_ray.verify.reachable import reachable
+
+# The device provides them and they hold nothing but the language.
+_KERNEL_PACKAGES = frozenset({"neuronxcc", "nki"})
+_LIBRARIES = frozenset(
     {
         "__future__",
         "collections",
@@ -22,8 +31,6 @@ _ALLOWED_MODULES = frozenset(
         "itertools",
         "math",
         "ml_dtypes",
-        "neuronxcc",
-        "nki",
         "numpy",
         "operator",
         "typing",
@@ -48,27 +55,53 @@ _FORBIDDEN_BUILTINS = frozenset(
         "vars",
     }
 )
-# Parts of NumPy that draw random numbers, touch files or run foreign code.
-_FORBIDDEN_NUMPY = frozenset(
-    {
-        "DataSource",
-        "ctypeslib",
-        "f2py",
-        "fromfile",
-        "genfromtxt",
-        "lib",
-        "load",
-        "loadtxt",
-        "memmap",
-        "random",
-        "save",
-        "savetxt",
-        "savez",
-        "savez_compressed",
-        "testing",
-    }
-)
+# Parts of libraries that draw random numbers, touch files, run foreign code or evaluate text.
+_FORBIDDEN_PARTS = {
+    "functools": frozenset({"singledispatch", "singledispatchmethod"}),
+    "numpy": frozenset(
+        {
+            "DataSource",
+            "char",
+            "compat",
+            "core",
+            "ctypeslib",
+            "distutils",
+            "f2py",
+            "fromfile",
+            "fromregex",
+            "genfromtxt",
+            "lib",
+            "load",
+            "loadtxt",
+            "ma",
+            "matlib",
+            "memmap",
+            "random",
+            "rec",
+            "save",
+            "savetxt",
+            "savez",
+            "savez_compressed",
+            "strings",
+            "testing",
+        }
+    ),
+    "operator": frozenset({"attrgetter", "methodcaller"}),
+    "typing": frozenset({"ForwardRef", "evaluate_forward_ref", "get_type_hints"}),
+}
+# Attributes of values that lead to files, memory or the frames of whoever calls.
+_FORBIDDEN_ATTRIBUTES = frozenset({"ctypes", "dump", "tofile"})
+_FRAME_PREFIXES = ("ag_", "cr_", "f_", "gi_", "tb_")
+_FRAME_ATTRIBUTES = frozenset({"await", "back", "builtins", "code", "frame", "globals", "locals", "next", "yieldfrom"})
 _HARMLESS_DUNDERS = frozenset({"__name__", "__doc__"})
+
+_INNER_SCOPES = (
+    ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp,
+    ast.GeneratorExp,
+)  # fmt: skip
+
+_Path = tuple[str, ...]
+_Function = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
 
 @dataclass(frozen=True)
@@ -93,117 +126,279 @@ def find_violation(source: str, entry: str) -> Violation | None:
     """
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        reader = _Reader(_aliases(tree))
+        for part in reachable(tree, entry):
+            reader.visit(part)
+    except (SyntaxError, ValueError):
         return None  # compiling it will say what is wrong
-    aliases = _module_aliases(tree)
-    for statement in _reachable(tree, entry):
-        for node in ast.walk(statement):
-            violation = _inspect(node, aliases)
-            if violation is not None:
-                return violation
+    except _Found as found:
+        return found.violation
+    except (RecursionError, MemoryError):  # compiling it goes deeper
+        return Violation("nested_too_deeply", "the kernel's expressions are nested too deeply to be read")
     return None
 
 
-def _inspect(node: ast.AST, aliases: dict[str, str]) -> Violation | None:
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return _inspect_import(node)
-    if isinstance(node, ast.Name):
-        if node.id in _FORBIDDEN_BUILTINS and node.id not in aliases:
-            return _violation(f"forbidden_name:{node.id}", f"uses '{node.id}'", node)
-        if node.id == "__name__" and isinstance(node.ctx, ast.Store):
-            return _violation("patches:__name__", "assigns to '__name__'", node)
-    if isinstance(node, ast.Attribute):
-        return _inspect_attribute(node, aliases)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"getattr", "hasattr"}:
-        name = node.args[1] if len(node.args) > 1 else None
-        if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
-            return _violation("computed_attribute", "computes the name of an attribute", node)
-        return _inspect_attribute(
-            ast.copy_location(ast.Attribute(value=node.args[0], attr=name.value, ctx=ast.Load()), node), aliases
-        )
-    return None
+class _Found(Exception):
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(violation.text)
+        self.violation = violation
 
 
-def _inspect_import(node: ast.Import | ast.ImportFrom) -> Violation | None:
-    if isinstance(node, ast.ImportFrom):
-        names = [node.module or ""] if node.level == 0 else ["." + (node.module or "")]
-        submodules = [f"{node.module}.{alias.name}" for alias in node.names]
-    else:
-        names = [alias.name for alias in node.names]
-        submodules = names
-    for name in names:
-        if name.split(".")[0] not in _ALLOWED_MODULES:
-            return _violation(f"forbidden_import:{name}", f"imports '{name}'", node)
-    for name in submodules:
-        parts = name.split(".")
-        if parts[0] == "numpy" and len(parts) > 1 and parts[1] in _FORBIDDEN_NUMPY:
-            return _violation(f"forbidden_import:{name}", f"imports '{name}'", node)
-    return None
+class _Reader(ast.NodeVisitor):
+    """Walks through code and raises at the first violation.
+
+    Attributes:
+        aliases: What the file's imports and plain assignments call modules and their parts, by name.
+    """
+
+    def __init__(self, aliases: Mapping[str, _Path]) -> None:
+        self.aliases = aliases
+        self._scopes: list[frozenset[str]] = []  # names that the enclosing functions bind
+        self._own: list[str] = []  # for each of them the name of its instance, if it is a method
+        self._in_class = False
+
+    def visit_Import(self, node: ast.Import) -> None:
+        """Imports of modules."""
+        for alias in node.names:
+            self._inspect_import(alias.name, tuple(alias.name.split(".")), node)
+            self._inspect_binding(alias.asname or alias.name, node)
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        """Imports of parts of modules."""
+        module = "." * node.level + (node.module or "")
+        self._inspect_import(module, tuple(module.split(".")), node)
+        for alias in node.names:
+            path = (*module.split("."), alias.name)
+            if alias.name == "*" and path[0] not in _KERNEL_PACKAGES:
+                raise _found(f"forbidden_import:{module}.*", f"imports all of '{module}'", node)
+            self._inspect_import(".".join(path), path, node)
+            self._inspect_binding(alias.asname or alias.name, node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """A function, whose parameters and variables hide what is called alike outside."""
+        self._visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """As :meth:`visit_FunctionDef`."""
+        self._visit_function(node)
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        """As :meth:`visit_FunctionDef`."""
+        self._visit_function(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """A class, whose methods may set attributes of their instance."""
+        self._inspect_binding(node.name, node)
+        for part in (*node.decorator_list, *node.bases, *node.keywords):
+            self.visit(part)
+        for statement in node.body:
+            self._in_class = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef))
+            self.visit(statement)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        """An assignment; a module may get another name, which :func:`_aliases` knows."""
+        for target in node.targets:
+            self.visit(target)
+        path = self._path(node.value)
+        if path is not None and all(isinstance(target, ast.Name) for target in node.targets):
+            self._inspect_path(path, node.value)
+        else:
+            self.visit(node.value)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """A call; an attribute's name has to stand in the text."""
+        if isinstance(node.func, ast.Name) and node.func.id in {"getattr", "hasattr"}:
+            name = node.args[1] if len(node.args) > 1 else None
+            if not (isinstance(name, ast.Constant) and isinstance(name.value, str)):
+                raise _found("computed_attribute", "computes the name of an attribute", node)
+            attribute = ast.Attribute(value=node.args[0], attr=name.value, ctx=ast.Load())
+            self.visit(ast.copy_location(attribute, node))
+            for argument in (*node.args[2:], *node.keywords):
+                self.visit(argument)
+        else:
+            self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """An attribute of a module or of a value."""
+        path = self._path(node)
+        if path is not None:
+            self._inspect_path(path, node)
+            self._inspect_module(path, node)
+        else:
+            self._inspect_attribute(node.attr, node)
+            self.visit(node.value)
+        is_own = isinstance(node.value, ast.Name) and bool(self._own) and node.value.id == self._own[-1]
+        if isinstance(node.ctx, (ast.Store, ast.Del)) and not is_own:
+            raise _found(f"patches:{ast.unparse(node)}", f"assigns to '{ast.unparse(node)}'", node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        """A name that no function binds is a module's or a built-in one."""
+        if isinstance(node.ctx, ast.Store):
+            self._inspect_binding(node.id, node)
+        if any(node.id in names for names in self._scopes):
+            return
+        if node.id in _FORBIDDEN_BUILTINS:
+            raise _found(f"forbidden_name:{node.id}", f"uses '{node.id}'", node)
+        if node.id in {"getattr", "hasattr"}:
+            raise _found("computed_attribute", f"hands '{node.id}' on", node)
+        if isinstance(node.ctx, ast.Load) and node.id in self.aliases:
+            self._inspect_module(self.aliases[node.id], node)
+
+    def visit_MatchClass(self, node: ast.MatchClass) -> None:
+        """A pattern of a class, which reads attributes."""
+        for name in node.kwd_attrs:
+            self._inspect_attribute(name, node)
+        self.generic_visit(node)
+
+    def _visit_function(self, node: _Function) -> None:
+        is_method, self._in_class = self._in_class, False
+        if not isinstance(node, ast.Lambda):
+            self._inspect_binding(node.name, node)
+            for decorator in node.decorator_list:
+                self.visit(decorator)
+            if node.returns is not None:
+                self.visit(node.returns)
+        self.visit(node.args)
+        parameters, stored = _parameters(node), _stored_names(node)
+        # A module that a function imports or gives another name is no less the module.
+        self._scopes.append(frozenset(stored - self.aliases.keys()).union(parameters))
+        self._own.append(parameters[0] if is_method and parameters and parameters[0] not in stored else "")
+        for part in [node.body] if isinstance(node, ast.Lambda) else node.body:
+            self.visit(part)
+        self._scopes.pop()
+        self._own.pop()
+
+    def _path(self, node: ast.expr) -> _Path | None:
+        dotted = _dotted(node)
+        if dotted is None or dotted[0] not in self.aliases or any(dotted[0] in names for names in self._scopes):
+            return None
+        return (*self.aliases[dotted[0]], *dotted[1:])
+
+    def _inspect_import(self, name: str, path: _Path, node: ast.stmt) -> None:
+        if path[0] not in _LIBRARIES | _KERNEL_PACKAGES:
+            raise _found(f"forbidden_import:{name}", f"imports '{name}'", node)
+        if _forbidden_part(path) is not None:
+            raise _found(f"forbidden_import:{name}", f"imports '{name}'", node)
+
+    def _inspect_path(self, path: _Path, node: ast.expr) -> None:
+        for name in path[1:]:
+            self._inspect_attribute(name, node)
+        forbidden = _forbidden_part(path)
+        if forbidden is not None:
+            raise _found(f"forbidden_name:{forbidden}", f"uses '{forbidden}'", node)
+
+    def _inspect_module(self, path: _Path, node: ast.expr) -> None:
+        """A module that is handed on may be called anything."""
+        if path[0] in _LIBRARIES and _is_module(path):
+            name = ".".join(path)
+            raise _found(f"hands_on:{name}", f"hands the module '{name}' on", node)
+
+    def _inspect_attribute(self, name: str, node: ast.AST) -> None:
+        prefix, _, rest = name.partition("_")
+        if name.startswith("__") and name not in _HARMLESS_DUNDERS:
+            raise _found(f"internals:{name}", f"reaches for '{name}'", node)
+        if f"{prefix}_" in _FRAME_PREFIXES and rest in _FRAME_ATTRIBUTES:
+            raise _found(f"internals:{name}", f"reaches for '{name}'", node)
+        if name in _FORBIDDEN_ATTRIBUTES:
+            raise _found(f"forbidden_name:{name}", f"uses '{name}'", node)
+
+    def _inspect_binding(self, name: str, node: ast.AST) -> None:
+        if name == "__name__":
+            raise _found("patches:__name__", "gives '__name__' another meaning", node)
 
 
-def _inspect_attribute(node: ast.Attribute, aliases: dict[str, str]) -> Violation | None:
-    base = node.value
-    module = aliases.get(base.id, "") if isinstance(base, ast.Name) else ""
-    if node.attr.startswith("__") and node.attr not in _HARMLESS_DUNDERS:
-        return _violation(f"internals:{node.attr}", f"reaches for '{node.attr}'", node)
-    if module == "numpy" and node.attr in _FORBIDDEN_NUMPY:
-        return _violation(f"forbidden_name:numpy.{node.attr}", f"uses 'numpy.{node.attr}'", node)
-    if isinstance(node.ctx, (ast.Store, ast.Del)) and not (isinstance(base, ast.Name) and base.id == "self"):
-        return _violation(f"patches:{ast.unparse(node)}", f"assigns to '{ast.unparse(node)}'", node)
-    return None
+def _found(reason: str, what: str, node: ast.AST) -> _Found:
+    line = getattr(node, "lineno", 0)
+    return _Found(Violation(reason, f"the kernel {what} (line {line}), which a kernel has no need to"))
 
 
-def _violation(reason: str, what: str, node: ast.AST) -> Violation:
-    return Violation(reason, f"the kernel {what} (line {getattr(node, 'lineno', 0)}), which a kernel has no need to")
-
-
-def _module_aliases(tree: ast.Module) -> dict[str, str]:
-    """Maps the names that modules are known by to the modules' full names."""
-    aliases: dict[str, str] = {}
+def _aliases(tree: ast.Module) -> dict[str, _Path]:
+    """Maps the names that modules and what is imported from them go by to their full names."""
+    aliases: dict[str, _Path] = {}
+    assignments: list[tuple[list[ast.expr], _Path]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                name = alias.asname or alias.name.split(".")[0]
-                aliases[name] = alias.name if alias.asname else name
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-            for target in node.targets:
-                if isinstance(target, ast.Name):
-                    aliases[target.id] = aliases[node.value.id]
+                path = tuple(alias.name.split("."))
+                aliases[alias.asname or path[0]] = path if alias.asname else path[:1]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            for alias in node.names:
+                aliases[alias.asname or alias.name] = (*node.module.split("."), alias.name)
+        elif isinstance(node, ast.Assign):
+            dotted = _dotted(node.value)
+            if dotted is not None:
+                assignments.append((node.targets, dotted))
+    known = 0
+    while known < len(aliases):
+        known = len(aliases)
+        for targets, dotted in assignments:
+            path = (*aliases.get(dotted[0], ()), *dotted[1:])
+            if dotted[0] in aliases and path[0] in _LIBRARIES and _is_module(path):
+                for target in targets:
+                    if isinstance(target, ast.Name):
+                        aliases.setdefault(target.id, path)
     return aliases
 
 
-def _reachable(tree: ast.Module, entry: str) -> Iterator[ast.stmt]:
-    """Yields the statements that run when the file is loaded, and the definitions that those and the entry refer to."""
-    definitions: dict[str, ast.stmt] = {}
-    pending: list[ast.stmt] = []
-    for statement in tree.body:
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            definitions[statement.name] = statement
-            # Decorators and defaults run when the file is loaded.
-            pending.extend(ast.copy_location(ast.Expr(value=value), value) for value in _evaluated_at_load(statement))
-        elif not _is_main_block(statement):
-            pending.append(statement)
-    if entry in definitions:
-        pending.append(definitions.pop(entry))
-    else:
-        pending.extend(definitions.values())
-        definitions = {}
+def _dotted(node: ast.expr) -> _Path | None:
+    """Returns the parts of ``a.b.c``."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    before = _dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return (*before, node.attr) if before is not None and isinstance(node, ast.Attribute) else None
+
+
+def _parameters(function: _Function) -> list[str]:
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
+    return [argument.arg for argument in named if argument is not None]
+
+
+def _stored_names(function: _Function) -> set[str]:
+    """Names that a function's own statements assign to, without those of functions and comprehensions within."""
+    stored: set[str] = set()
+    elsewhere: set[str] = set()
+    pending: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else list(function.body)
     while pending:
-        statement = pending.pop(0)
-        yield statement
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and node.id in definitions:
-                pending.append(definitions.pop(node.id))
+        node = pending.pop()
+        if isinstance(node, (ast.Global, ast.Nonlocal)):
+            elsewhere.update(node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            stored.add(node.id)
+        if not isinstance(node, _INNER_SCOPES):
+            pending.extend(ast.iter_child_nodes(node))
+    return stored - elsewhere
 
 
-def _evaluated_at_load(definition: ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.expr]:
-    defaults = [value for value in (*definition.args.defaults, *definition.args.kw_defaults) if value is not None]
-    return [*definition.decorator_list, *defaults]
+def _forbidden_part(path: Sequence[str]) -> str | None:
+    """Returns the shortest part of a library's path that is forbidden, or leads out of the library."""
+    if path[0] not in _LIBRARIES:
+        return None
+    for depth, name in enumerate(path[1:], start=2):
+        is_private = name.startswith("_") and name not in _HARMLESS_DUNDERS
+        if name in _FORBIDDEN_PARTS.get(path[0], ()) or is_private or _leads_out(tuple(path[:depth])):
+            return ".".join(path[:depth])
+    return None
 
 
-def _is_main_block(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) in {
-        "__name__ == '__main__'",
-        "'__main__' == __name__",
-    }
+def _leads_out(path: _Path) -> bool:
+    found = _look_up(path)
+    return inspect.ismodule(found) and found.__name__.split(".")[0] != path[0]
+
+
+def _is_module(path: _Path) -> bool:
+    return inspect.ismodule(_look_up(path))
+
+
+@lru_cache(maxsize=1024)
+def _look_up(path: _Path) -> object:
+    """Returns what a library has under a name; None if nothing, or if the library is not here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # NumPy warns of its old names
+        try:
+            found: object = importlib.import_module(path[0])
+        except ImportError:
+            return None
+        for name in path[1:]:
+            found = getattr(found, name, None)
+    return found

@@ -363,6 +363,13 @@ CHEATS = (
     _reaching("imports by a function", "forbidden_name:__import__", "__import__('os')"),
     _reaching("climbs the type tree", "internals:__", "().__class__.__base__.__subclasses__()"),
     _reaching("looks into a frame", "forbidden_import:inspect", "import inspect"),
+    _reaching(
+        "borrows another module's modules", "forbidden_name:dataclasses.sys", "import dataclasses as d; d.sys.modules"
+    ),
+    _reaching("looks up attributes by text", "forbidden_import:operator", "from operator import attrgetter"),
+    _reaching("hands NumPy to a helper", "hands_on:numpy", "(lambda library: library.random.seed(0))(np)"),
+    _reaching("climbs out of a generator", "internals:", "(i for i in ()).gi_frame.f_back"),
+    _reaching("buries it in nesting", "nested_too_deeply", f"y = {'+'.join('1' * 2000)}"),
     _reaching("pretends to be a script", "patches:__name__", "__name__ = '__main__'", "outside"),
     # Changing what it is given.
     _silu(
