@@ -13,9 +13,10 @@ from nkibench.reference import Array, Value
 from nkibench.task_file import InputDeclaration
 
 ORDINARY = "ordinary"
-DISTRIBUTIONS = (ORDINARY, "scaled", "spikes", "outliers", "constant_rows", "small")
+DISTRIBUTIONS = (ORDINARY, "scaled", "spikes", "outliers", "constant_rows", "small", "tiny_rows")
 
-_SMALL = 2.0**-8  # far from denormal even when squared
+_SMALL = 2.0**-8  # far from denormal even when several are multiplied
+_TINY = 2.0**-40  # below any epsilon, and not denormal when squared
 _SPIKE = 20.0  # times scale and standard deviation
 _OUTLIER = 100.0
 _UNSCALABLE_SPIKE = 4.0  # standard deviations, for inputs that must keep their range
@@ -44,7 +45,7 @@ def apply(
     Args:
         distribution: One of ``DISTRIBUTIONS``: ``ordinary`` (unchanged), ``scaled`` (operands multiplied), ``spikes``
             (large values outside the first tile of every dimension), ``outliers`` (a few huge values anywhere),
-            ``constant_rows`` or ``small``.
+            ``constant_rows``, ``small`` or ``tiny_rows`` (a few rows beside which every epsilon is large).
         inputs: Ordinary inputs; not modified.
         declarations: One per input.
         seed: Chooses the positions.
@@ -75,6 +76,8 @@ def _change(distribution: str, value: Array, declaration: InputDeclaration, gene
         return np.multiply(value, _SMALL, dtype=value.dtype) if declaration.scale > 1 else value
     if distribution == "constant_rows":
         return _with_constant_rows(value)
+    if distribution == "tiny_rows":
+        return _with_tiny_rows(value) if declaration.scale > 1 and value.ndim > 1 else value
     magnitude = float(np.std(value.reshape(-1)[: 1 << 16]))
     if declaration.scale > 1:
         magnitude *= declaration.scale * (_SPIKE if distribution == "spikes" else _OUTLIER)
@@ -92,9 +95,21 @@ def _with_constant_rows(value: Array) -> Array:
     """Makes the first, a middle and the last row (along the last axis) constant."""
     changed: Array = value.copy()
     rows = changed.reshape(-1, changed.shape[-1])
-    for row in {0, len(rows) // 2, len(rows) - 1}:
-        rows[row, :] = rows[row, 0]
+    chosen = _chosen_rows(rows)
+    rows[chosen] = rows[chosen, :1]
     return changed
+
+
+def _with_tiny_rows(value: Array) -> Array:
+    """Scales the first, a middle and the last row (along the last axis) down by a power of two, which loses no bit."""
+    changed: Array = value.copy()
+    rows = changed.reshape(-1, changed.shape[-1])
+    rows[_chosen_rows(rows)] *= value.dtype.type(_TINY)
+    return changed
+
+
+def _chosen_rows(rows: Array) -> list[int]:
+    return sorted({0, len(rows) // 2, len(rows) - 1})
 
 
 def _positions(

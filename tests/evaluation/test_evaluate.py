@@ -139,7 +139,7 @@ def test_strict_tries_secret_seeds_and_every_distribution(cache):
     result = run(cache, RecordingDevice(), check="strict")
     assert result.correct, result.error_text
     trials = result.check_details["trials"]
-    assert {"ordinary", "scaled", "spikes", "outliers", "constant_rows", "small", "influence"} == {
+    assert {"ordinary", "scaled", "spikes", "outliers", "constant_rows", "small", "tiny_rows", "influence"} == {
         trial["distribution"] for trial in trials
     }
     other = ReferenceCache(cache.folder / "other")

@@ -225,3 +225,29 @@ class TestSteadyState:
     def test_a_long_program_without_a_long_loop_is_simulated_in_full(self, monkeypatch):
         monkeypatch.setattr(steady_state, "FULL_EXECUTIONS", 4)
         assert steady_state.shortened(elementwise(4, 1024, 3)) is None
+
+
+def test_a_tile_loaded_again_and_used_in_smaller_pieces_is_loaded_twice_at_most():
+    def passes(widths):
+        kernel = Kernel()
+        x, y = kernel.hbm((8 * 128, 1024)), kernel.hbm((len(widths), 8 * 128, 1024), Role.OUTPUT)
+        with kernel.loop(8) as i:
+            for number, width in enumerate(widths):
+                data = kernel.sbuf((128, 1024))
+                kernel.load(tile(data), at(x, ({i: 128}, 128), (0, 1024)))
+                with kernel.loop(1024 // width) as j:
+                    part = kernel.sbuf((128, width))
+                    kernel.emit(
+                        Opcode.ACTIVATION,
+                        tile(part),
+                        data=at(data, (0, 128), ({j: width}, width)),
+                        scale=1.0,
+                        attributes={"op": "exp"},
+                    )
+                    kernel.store(at(y, number, ({i: 128}, 128), ({j: width}, width)), tile(part))
+        return predict(kernel.program()).counters["hbm_read_bytes"]
+
+    once = passes([512])
+    assert passes([512, 512]) == once
+    assert once <= passes([512, 128]) <= 2 * once
+    assert passes([512, 128]) == passes([128, 512])

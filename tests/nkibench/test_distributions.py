@@ -66,6 +66,17 @@ def test_constant_rows_keep_their_first_value() -> None:
     np.testing.assert_array_equal(changed[0, 1], value[0, 1])
 
 
+def test_tiny_rows_are_exact_multiples() -> None:
+    value = np.arange(1, 25, dtype=np.float32).reshape(2, 3, 4)
+    vector = np.arange(1, 5, dtype=np.float32)
+    changed, same = apply("tiny_rows", [value, vector], infer_declarations([value, vector]), seed=0)
+    assert isinstance(changed, np.ndarray)
+    for row in ((0, 0), (1, 0), (1, 2)):
+        np.testing.assert_array_equal(changed[row] * 2.0**40, value[row])
+    np.testing.assert_array_equal(changed[0, 1:], value[0, 1:])
+    np.testing.assert_array_equal(same, vector)  # a factor of every row is none of them
+
+
 def test_undeclared_inputs_without_negative_values_stay_without() -> None:
     value = np.abs(np.random.default_rng(0).normal(size=(64, 64))).astype(np.float32)
     declarations = infer_declarations([value, 2.5])

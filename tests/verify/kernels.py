@@ -226,6 +226,12 @@ CHEATS = (
     _baseline(
         "adamw", "no weight decay", "relative_l2", ("nl.subtract(decayed, update", "nl.subtract(theta_piece, update")
     ),
+    _baseline(
+        "adamw", "no epsilon beside the root", "row_error", ("op0=nl.add, operand0=EPSILON", "op0=nl.add, operand0=0.0")
+    ),
+    _baseline(
+        "adamw", "no decay of the variance", "row_error", ("BETA1, BETA2 = 0.9, 0.999", "BETA1, BETA2 = 0.9, 0.9995")
+    ),
     _baseline("adamw", "no gradient in the variance", "", ("v_t = nl.add(v_old, v_new, mask=inside)", "v_t = v_old")),
     _baseline(
         "adamw",

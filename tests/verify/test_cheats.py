@@ -82,16 +82,6 @@ def test_baselines_pass(cache, name):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", list_tasks())
-def test_baselines_pass_for_any_seed(cache, name):
-    task = load_task(name).at_reduced_shape()
-    for seed in range(20):
-        result = judge(cache, name, task.baseline_source(), dict(task.parameters), seeds=(2000 + seed,))
-        assert result.outcome is EvaluationOutcome.CORRECT, explain(result)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", list_tasks())
 def test_baselines_pass_at_full_shape(cache, name):
     result = judge(cache, name, load_task(name).baseline_source(), {}, limits=Limits(timeout_s=900.0))
     assert result.outcome is EvaluationOutcome.CORRECT, explain(result)
@@ -115,11 +105,12 @@ def rewrites(name: str, count: int = 4) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", list_tasks())
-def test_honest_rewrites_of_the_baselines_pass(cache, name):
-    shape = dict(load_task(name).at_reduced_shape().parameters)
-    for seed, source in enumerate(rewrites(name)):
-        for more in range(5):
-            result = judge(cache, name, source, shape, seeds=(3000 + 5 * seed + more,))
+def test_baselines_and_their_rewrites_pass_for_any_seed(cache, name):
+    task = load_task(name).at_reduced_shape()
+    rewritten = rewrites(name)
+    for seed in range(20):
+        for source in (task.baseline_source(), *rewritten[seed % max(1, len(rewritten)) :][:1]):
+            result = judge(cache, name, source, dict(task.parameters), seeds=(2000 + seed,))
             assert result.outcome is EvaluationOutcome.CORRECT, f"{explain(result)}\n{source}"
 
 

@@ -156,6 +156,13 @@ class Pieces:
             self.placements[buffer_id] = placement
             self.total += placement.count
 
+    def cut(self, access: Access) -> tuple[int, ...]:
+        """Piece sizes of the free dimensions of an access's buffer; empty when it carries no dependence."""
+        placement = self.placements.get(access.buffer)
+        if placement is None:
+            return ()
+        return tuple(size for size, _ in placement.dim_pieces[self._program.buffers[access.buffer].block_dims :])
+
     def plan(self, access: Access) -> AccessPlan | None:
         """The units of an access; None when its buffer carries no dependence."""
         placement = self.placements.get(access.buffer)

@@ -272,7 +272,8 @@ class _Unroller:
                 (name, self._pattern(value) if isinstance(value, Access) else value)
                 for name, value in sorted(node.operands.items())
             ),
-            tuple((access.shape, buffers[access.buffer].dtype, buffers[access.buffer].space)
+            # Results cut differently have no units in common, so that neither can stand for the other.
+            tuple((access.shape, buffers[access.buffer].dtype, buffers[access.buffer].space, self._pieces.cut(access))
                   for access in node.outputs),
         )  # fmt: skip
         key = self._keys.setdefault(signature, len(self._keys))
