@@ -12,7 +12,8 @@ import ast
 import importlib
 import inspect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Union
@@ -148,10 +149,11 @@ class _Reader(ast.NodeVisitor):
     """Walks through code and raises at the first violation.
 
     Attributes:
-        aliases: What the file's imports and plain assignments call modules and their parts, by name.
+        aliases: What the file's imports and plain assignments call modules and their parts, by name; a name that has
+            several meanings in it is looked at in each of them.
     """
 
-    def __init__(self, aliases: Mapping[str, _Path]) -> None:
+    def __init__(self, aliases: Mapping[str, Collection[_Path]]) -> None:
         self.aliases = aliases
         self._scopes: list[frozenset[str]] = []  # names that the enclosing functions bind
         self._own: list[str] = []  # for each of them the name of its instance, if it is a method
@@ -199,9 +201,9 @@ class _Reader(ast.NodeVisitor):
         """An assignment; a module may get another name, which :func:`_aliases` knows."""
         for target in node.targets:
             self.visit(target)
-        path = self._path(node.value)
-        if path is not None and all(isinstance(target, ast.Name) for target in node.targets):
-            self._inspect_path(path, node.value)
+        paths = self._paths(node.value)
+        if paths and all(isinstance(target, ast.Name) for target in node.targets):
+            self._inspect_paths(paths, node.value)
         else:
             self.visit(node.value)
 
@@ -220,10 +222,10 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         """An attribute of a module or of a value."""
-        path = self._path(node)
-        if path is not None:
-            self._inspect_path(path, node)
-            self._inspect_module(path, node)
+        paths = self._paths(node)
+        if paths:
+            self._inspect_paths(paths, node)
+            self._inspect_modules(paths, node)
         else:
             self._inspect_attribute(node.attr, node)
             self.visit(node.value)
@@ -241,8 +243,9 @@ class _Reader(ast.NodeVisitor):
             raise _found(f"forbidden_name:{node.id}", f"uses '{node.id}'", node)
         if node.id in {"getattr", "hasattr"}:
             raise _found("computed_attribute", f"hands '{node.id}' on", node)
-        if isinstance(node.ctx, ast.Load) and node.id in self.aliases:
-            self._inspect_module(self.aliases[node.id], node)
+        if isinstance(node.ctx, ast.Load):
+            self._inspect_attribute(node.id, node)
+            self._inspect_modules(self.aliases.get(node.id, ()), node)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
         """A pattern of a class, which reads attributes."""
@@ -268,11 +271,11 @@ class _Reader(ast.NodeVisitor):
         self._scopes.pop()
         self._own.pop()
 
-    def _path(self, node: ast.expr) -> _Path | None:
+    def _paths(self, node: ast.expr) -> list[_Path]:
         dotted = _dotted(node)
-        if dotted is None or dotted[0] not in self.aliases or any(dotted[0] in names for names in self._scopes):
-            return None
-        return (*self.aliases[dotted[0]], *dotted[1:])
+        if dotted is None or any(dotted[0] in names for names in self._scopes):
+            return []
+        return [(*path, *dotted[1:]) for path in self.aliases.get(dotted[0], ())]
 
     def _inspect_import(self, name: str, path: _Path, node: ast.stmt) -> None:
         if path[0] not in _LIBRARIES | _KERNEL_PACKAGES:
@@ -280,18 +283,20 @@ class _Reader(ast.NodeVisitor):
         if _forbidden_part(path) is not None:
             raise _found(f"forbidden_import:{name}", f"imports '{name}'", node)
 
-    def _inspect_path(self, path: _Path, node: ast.expr) -> None:
-        for name in path[1:]:
-            self._inspect_attribute(name, node)
-        forbidden = _forbidden_part(path)
-        if forbidden is not None:
-            raise _found(f"forbidden_name:{forbidden}", f"uses '{forbidden}'", node)
+    def _inspect_paths(self, paths: Collection[_Path], node: ast.expr) -> None:
+        for path in paths:
+            for name in path[1:]:
+                self._inspect_attribute(name, node)
+            forbidden = _forbidden_part(path)
+            if forbidden is not None:
+                raise _found(f"forbidden_name:{forbidden}", f"uses '{forbidden}'", node)
 
-    def _inspect_module(self, path: _Path, node: ast.expr) -> None:
+    def _inspect_modules(self, paths: Collection[_Path], node: ast.expr) -> None:
         """A module that is handed on may be called anything."""
-        if path[0] in _LIBRARIES and _is_module(path):
-            name = ".".join(path)
-            raise _found(f"hands_on:{name}", f"hands the module '{name}' on", node)
+        for path in paths:
+            if path[0] in _LIBRARIES and _is_module(path):
+                name = ".".join(path)
+                raise _found(f"hands_on:{name}", f"hands the module '{name}' on", node)
 
     def _inspect_attribute(self, name: str, node: ast.AST) -> None:
         prefix, _, rest = name.partition("_")
@@ -312,32 +317,36 @@ def _found(reason: str, what: str, node: ast.AST) -> _Found:
     return _Found(Violation(reason, f"the kernel {what} (line {line}), which a kernel has no need to"))
 
 
-def _aliases(tree: ast.Module) -> dict[str, _Path]:
+def _aliases(tree: ast.Module) -> dict[str, set[_Path]]:
     """Maps the names that modules and what is imported from them go by to their full names."""
-    aliases: dict[str, _Path] = {}
+    aliases: dict[str, set[_Path]] = defaultdict(set)
     assignments: list[tuple[list[ast.expr], _Path]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 path = tuple(alias.name.split("."))
-                aliases[alias.asname or path[0]] = path if alias.asname else path[:1]
+                aliases[alias.asname or path[0]].add(path if alias.asname else path[:1])
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             for alias in node.names:
-                aliases[alias.asname or alias.name] = (*node.module.split("."), alias.name)
+                aliases[alias.asname or alias.name].add((*node.module.split("."), alias.name))
         elif isinstance(node, ast.Assign):
             dotted = _dotted(node.value)
             if dotted is not None:
                 assignments.append((node.targets, dotted))
-    known = 0
-    while known < len(aliases):
-        known = len(aliases)
+    changed = True
+    while changed:
+        changed = False
         for targets, dotted in assignments:
-            path = (*aliases.get(dotted[0], ()), *dotted[1:])
-            if dotted[0] in aliases and path[0] in _LIBRARIES and _is_module(path):
-                for target in targets:
-                    if isinstance(target, ast.Name):
-                        aliases.setdefault(target.id, path)
-    return aliases
+            modules = {
+                _module_path((*path, *dotted[1:]))
+                for path in aliases.get(dotted[0], ())
+                if path[0] in _LIBRARIES and _is_module((*path, *dotted[1:]))
+            }
+            for target in targets:
+                if isinstance(target, ast.Name) and not modules <= aliases.get(target.id, set()):
+                    aliases[target.id] |= modules
+                    changed = True
+    return dict(aliases)
 
 
 def _dotted(node: ast.expr) -> _Path | None:
@@ -388,6 +397,11 @@ def _leads_out(path: _Path) -> bool:
 
 def _is_module(path: _Path) -> bool:
     return inspect.ismodule(_look_up(path))
+
+
+def _module_path(path: _Path) -> _Path:
+    """A module's own path: modules lead to each other in circles, so that there are endless paths to each."""
+    return tuple(str(getattr(_look_up(path), "__name__", ".".join(path))).split("."))
 
 
 @lru_cache(maxsize=1024)

@@ -109,6 +109,8 @@ def test_ordinary_code_is_allowed(statement):
         ("from operator import attrgetter", "forbidden_import:operator.attrgetter"),
         ("from typing import get_type_hints", "forbidden_import:typing.get_type_hints"),
         ("find = getattr", "computed_attribute"),
+        ("__loader__.get_data('f')", "internals:__loader__"),
+        ("import math as np; np.random", "forbidden_name:numpy.random"),
         ("sorted(x, key=np)", "hands_on:numpy"),
         ("n, m = np, nl", "hands_on:numpy"),
         ("part = lambda: np.linalg", "hands_on:numpy.linalg"),
@@ -123,6 +125,10 @@ def test_ordinary_code_is_allowed(statement):
 def test_reaching_further_is_named(statement, reason):
     assert violation(statement) == reason
     assert violation(helper=statement) == reason
+
+
+def test_modules_that_lead_to_each_other_end_the_search():
+    assert violation("np = np.polynomial.polynomial.np; np.random") == "forbidden_name:numpy.random"
 
 
 @pytest.mark.parametrize(
