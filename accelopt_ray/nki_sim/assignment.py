@@ -7,9 +7,10 @@ from typing import Any
 
 from accelopt_ray.nki_sim import errors, operators
 from accelopt_ray.nki_sim.builder import current
+from accelopt_ray.nki_sim.loop_variables import LoopVariable, OnlyIndex
 from accelopt_ray.nki_sim.lowering import binary, broadcast_to, fresh, mask_for, new_tile, number, result_dtype
 from accelopt_ray.nki_sim.program import Engine, Opcode, Space
-from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, OnlyIndex, as_index, broadcast_shapes
+from accelopt_ray.nki_sim.symbolic import Index, as_index, broadcast_shapes
 from accelopt_ray.nki_sim.tile import Tensor, require_tile
 from accelopt_ray.nki_sim.trace_records import Record
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from accelopt_ray.nki_sim import errors
 from accelopt_ray.nki_sim.freeze import Freezer
+from accelopt_ray.nki_sim.loop_variables import LoopVariable, Site
 from accelopt_ray.nki_sim.program import (
     Buffer,
     Engine,
@@ -22,7 +23,7 @@ from accelopt_ray.nki_sim.program import (
     Role,
     Space,
 )
-from accelopt_ray.nki_sim.symbolic import Index, LoopVariable, Site
+from accelopt_ray.nki_sim.symbolic import Index
 from accelopt_ray.nki_sim.trace_records import LoopRecord, Naming, Record, Scope, TracedBuffer
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ from typing import Any
 
 from accelopt_ray.nki_sim import builder as tracing
 from accelopt_ray.nki_sim import errors
+from accelopt_ray.nki_sim.loop_variables import ConcreteLoopsNeeded, OnlyIndex
 from accelopt_ray.nki_sim.program import LoopKind
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Index, OnlyIndex, as_int
+from accelopt_ray.nki_sim.symbolic import Index, as_int
 from accelopt_ray.nki_sim.tile import Tensor
 
 

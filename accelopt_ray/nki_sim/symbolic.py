@@ -9,72 +9,18 @@ unrolled.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from accelopt_ray.nki_sim import errors
-from accelopt_ray.nki_sim.program import Affine, DimIndex, LoopKind
-
-Site = tuple[int, int]
+from accelopt_ray.nki_sim.loop_variables import ConcreteLoopsNeeded, LoopVariable, Site
+from accelopt_ray.nki_sim.program import Affine, DimIndex
 
 #: Longest axis that may be indexed through a table: what the hardware's access patterns can count.
 MAX_TABLE = 65_536
-
-
-@dataclass(eq=False)
-class LoopVariable:
-    """One loop of the trace.
-
-    Attributes:
-        id: Number within the program.
-        trips: Number of iterations.
-        kind: Which iterator wrote it.
-        site: Source line and instruction offset of the iterator, the same in every trace of one kernel.
-        name: The kernel's name for the index, for messages.
-        open: Whether its body is being traced.
-    """
-
-    id: int
-    trips: int
-    kind: LoopKind
-    site: Site
-    name: str
-    open: bool = True
-
-
-class OnlyIndex(int):
-    """The index of a loop of one iteration: a number that still knows its loop.
-
-    Attributes:
-        loop: That loop.
-    """
-
-    loop: LoopVariable
-
-    def __new__(cls, value: int, loop: LoopVariable) -> OnlyIndex:
-        index = super().__new__(cls, value)
-        index.loop = loop
-        return index
-
-
-class ConcreteLoopsNeeded(BaseException):
-    """The kernel needs the value of a loop index.
-
-    Not an ``Exception``, so that kernels do not swallow it; a bare ``except`` still does, so every request is also kept
-    in :data:`requested_sites`.
-    """
-
-    def __init__(self, sites: Iterable[Site]) -> None:
-        super().__init__()
-        self.sites = frozenset(sites)
-        requested_sites.update(self.sites)
-
-
-#: Loops whose index was needed since the tracer last cleared it.
-requested_sites: set[Site] = set()
 
 
 def broadcast_shapes(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Union
 
 import numpy as np
 
+from accelopt_ray.nki_sim.loop_variables import LoopVariable
 from accelopt_ray.nki_sim.program import Engine, Opcode, Role, Space
-from accelopt_ray.nki_sim.symbolic import Index, LoopVariable
+from accelopt_ray.nki_sim.symbolic import Index
 
 if TYPE_CHECKING:
     from accelopt_ray.nki_sim.tile import Tensor

@@ -20,9 +20,9 @@ from accelopt_ray.devices.protocol import TensorSpec
 from accelopt_ray.nki_sim import builder as tracing
 from accelopt_ray.nki_sim import dtypes, errors, loops, modules
 from accelopt_ray.nki_sim.errors import KernelError
+from accelopt_ray.nki_sim.loop_variables import ConcreteLoopsNeeded, Site, requested_sites
 from accelopt_ray.nki_sim.program import Program, Role, Space
 from accelopt_ray.nki_sim.spaces import SBUF_USABLE_BYTES
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Site, requested_sites
 from accelopt_ray.nki_sim.tile import Tensor, whole
 from accelopt_ray.nki_sim.trace_records import TracedBuffer
 from accelopt_ray.nki_sim.validate import validate

@@ -8,7 +8,8 @@ from math import prod
 from typing import Any
 
 from accelopt_ray.nki_sim import errors
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, DynamicSlice, Index, as_index, as_int
+from accelopt_ray.nki_sim.loop_variables import ConcreteLoopsNeeded
+from accelopt_ray.nki_sim.symbolic import DynamicSlice, Index, as_index, as_int
 
 
 @dataclass(frozen=True)

@@ -9,34 +9,15 @@ end of the file that draws random inputs does no harm.
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
-import warnings
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Union
 
-from accelopt_ray.verify.reachable import reachable
+from accelopt_ray.verify.libraries import HARMLESS_DUNDERS, LIBRARIES, Path, forbidden_part, is_module, own_path
+from accelopt_ray.verify.reachable import Function, arguments_of, reachable
 
 # The device provides them and they hold nothing but the language.
 _KERNEL_PACKAGES = frozenset({"neuronxcc", "nki"})
-_LIBRARIES = frozenset(
-    {
-        "__future__",
-        "collections",
-        "dataclasses",
-        "enum",
-        "functools",
-        "itertools",
-        "math",
-        "ml_dtypes",
-        "numpy",
-        "operator",
-        "typing",
-    }
-)
 _FORBIDDEN_BUILTINS = frozenset(
     {
         "__builtins__",
@@ -56,53 +37,30 @@ _FORBIDDEN_BUILTINS = frozenset(
         "vars",
     }
 )
-# Parts of libraries that draw random numbers, touch files, run foreign code or evaluate text.
-_FORBIDDEN_PARTS = {
-    "functools": frozenset({"singledispatch", "singledispatchmethod"}),
-    "numpy": frozenset(
-        {
-            "DataSource",
-            "char",
-            "compat",
-            "core",
-            "ctypeslib",
-            "distutils",
-            "f2py",
-            "fromfile",
-            "fromregex",
-            "genfromtxt",
-            "lib",
-            "load",
-            "loadtxt",
-            "ma",
-            "matlib",
-            "memmap",
-            "random",
-            "rec",
-            "save",
-            "savetxt",
-            "savez",
-            "savez_compressed",
-            "strings",
-            "testing",
-        }
-    ),
-    "operator": frozenset({"attrgetter", "methodcaller"}),
-    "typing": frozenset({"ForwardRef", "evaluate_forward_ref", "get_type_hints"}),
-}
 # Attributes of values that lead to files, memory or the frames of whoever calls.
 _FORBIDDEN_ATTRIBUTES = frozenset({"ctypes", "dump", "tofile"})
-_FRAME_PREFIXES = ("ag_", "cr_", "f_", "gi_", "tb_")
-_FRAME_ATTRIBUTES = frozenset({"await", "back", "builtins", "code", "frame", "globals", "locals", "next", "yieldfrom"})
-_HARMLESS_DUNDERS = frozenset({"__name__", "__doc__"})
+_FRAME_ATTRIBUTES = frozenset(
+    {
+        "ag_code",
+        "ag_frame",
+        "cr_code",
+        "cr_frame",
+        "f_back",
+        "f_builtins",
+        "f_code",
+        "f_globals",
+        "f_locals",
+        "gi_code",
+        "gi_frame",
+        "tb_frame",
+        "tb_next",
+    }
+)
 
 _INNER_SCOPES = (
     ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp,
     ast.GeneratorExp,
 )  # fmt: skip
-
-_Path = tuple[str, ...]
-_Function = Union[ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda]
 
 
 @dataclass(frozen=True)
@@ -126,12 +84,13 @@ def find_violation(source: str, entry: str) -> Violation | None:
         entry: Name of the kernel function.
     """
     try:
-        tree = ast.parse(source)
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            return None  # compiling it will say what is wrong
         reader = _Reader(_aliases(tree))
         for part in reachable(tree, entry):
             reader.visit(part)
-    except (SyntaxError, ValueError):
-        return None  # compiling it will say what is wrong
     except _Found as found:
         return found.violation
     except (RecursionError, MemoryError):  # compiling it goes deeper
@@ -153,7 +112,7 @@ class _Reader(ast.NodeVisitor):
             several meanings in it is looked at in each of them.
     """
 
-    def __init__(self, aliases: Mapping[str, Collection[_Path]]) -> None:
+    def __init__(self, aliases: Mapping[str, Collection[Path]]) -> None:
         self.aliases = aliases
         self._scopes: list[frozenset[str]] = []  # names that the enclosing functions bind
         self._own: list[str] = []  # for each of them the name of its instance, if it is a method
@@ -231,7 +190,8 @@ class _Reader(ast.NodeVisitor):
             self.visit(node.value)
         is_own = isinstance(node.value, ast.Name) and bool(self._own) and node.value.id == self._own[-1]
         if isinstance(node.ctx, (ast.Store, ast.Del)) and not is_own:
-            raise _found(f"patches:{ast.unparse(node)}", f"assigns to '{ast.unparse(node)}'", node)
+            name = ".".join(_dotted(node) or (node.attr,))
+            raise _found(f"patches:{name}", f"assigns to '{name}'", node)
 
     def visit_Name(self, node: ast.Name) -> None:
         """A name that no function binds is a module's or a built-in one."""
@@ -244,7 +204,7 @@ class _Reader(ast.NodeVisitor):
         if node.id in {"getattr", "hasattr"}:
             raise _found("computed_attribute", f"hands '{node.id}' on", node)
         if isinstance(node.ctx, ast.Load):
-            self._inspect_attribute(node.id, node)
+            self._inspect_internals(node.id, node)
             self._inspect_modules(self.aliases.get(node.id, ()), node)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
@@ -253,7 +213,7 @@ class _Reader(ast.NodeVisitor):
             self._inspect_attribute(name, node)
         self.generic_visit(node)
 
-    def _visit_function(self, node: _Function) -> None:
+    def _visit_function(self, node: Function) -> None:
         is_method, self._in_class = self._in_class, False
         if not isinstance(node, ast.Lambda):
             self._inspect_binding(node.name, node)
@@ -262,7 +222,7 @@ class _Reader(ast.NodeVisitor):
             if node.returns is not None:
                 self.visit(node.returns)
         self.visit(node.args)
-        parameters, stored = _parameters(node), _stored_names(node)
+        parameters, stored = [argument.arg for argument in arguments_of(node)], _stored_names(node)
         # A module that a function imports or gives another name is no less the module.
         self._scopes.append(frozenset(stored - self.aliases.keys()).union(parameters))
         self._own.append(parameters[0] if is_method and parameters and parameters[0] not in stored else "")
@@ -271,41 +231,41 @@ class _Reader(ast.NodeVisitor):
         self._scopes.pop()
         self._own.pop()
 
-    def _paths(self, node: ast.expr) -> list[_Path]:
+    def _paths(self, node: ast.expr) -> list[Path]:
         dotted = _dotted(node)
         if dotted is None or any(dotted[0] in names for names in self._scopes):
             return []
         return [(*path, *dotted[1:]) for path in self.aliases.get(dotted[0], ())]
 
-    def _inspect_import(self, name: str, path: _Path, node: ast.stmt) -> None:
-        if path[0] not in _LIBRARIES | _KERNEL_PACKAGES:
-            raise _found(f"forbidden_import:{name}", f"imports '{name}'", node)
-        if _forbidden_part(path) is not None:
+    def _inspect_import(self, name: str, path: Path, node: ast.stmt) -> None:
+        if path[0] not in LIBRARIES | _KERNEL_PACKAGES or forbidden_part(path) is not None:
             raise _found(f"forbidden_import:{name}", f"imports '{name}'", node)
 
-    def _inspect_paths(self, paths: Collection[_Path], node: ast.expr) -> None:
+    def _inspect_paths(self, paths: Collection[Path], node: ast.expr) -> None:
         for path in paths:
             for name in path[1:]:
                 self._inspect_attribute(name, node)
-            forbidden = _forbidden_part(path)
+            forbidden = forbidden_part(path)
             if forbidden is not None:
                 raise _found(f"forbidden_name:{forbidden}", f"uses '{forbidden}'", node)
 
-    def _inspect_modules(self, paths: Collection[_Path], node: ast.expr) -> None:
+    def _inspect_modules(self, paths: Collection[Path], node: ast.expr) -> None:
         """A module that is handed on may be called anything."""
         for path in paths:
-            if path[0] in _LIBRARIES and _is_module(path):
+            if path[0] in LIBRARIES and is_module(path):
                 name = ".".join(path)
                 raise _found(f"hands_on:{name}", f"hands the module '{name}' on", node)
 
     def _inspect_attribute(self, name: str, node: ast.AST) -> None:
-        prefix, _, rest = name.partition("_")
-        if name.startswith("__") and name not in _HARMLESS_DUNDERS:
-            raise _found(f"internals:{name}", f"reaches for '{name}'", node)
-        if f"{prefix}_" in _FRAME_PREFIXES and rest in _FRAME_ATTRIBUTES:
+        self._inspect_internals(name, node)
+        if name in _FRAME_ATTRIBUTES:
             raise _found(f"internals:{name}", f"reaches for '{name}'", node)
         if name in _FORBIDDEN_ATTRIBUTES:
             raise _found(f"forbidden_name:{name}", f"uses '{name}'", node)
+
+    def _inspect_internals(self, name: str, node: ast.AST) -> None:
+        if name.startswith("__") and name not in HARMLESS_DUNDERS:
+            raise _found(f"internals:{name}", f"reaches for '{name}'", node)
 
     def _inspect_binding(self, name: str, node: ast.AST) -> None:
         if name == "__name__":
@@ -317,10 +277,10 @@ def _found(reason: str, what: str, node: ast.AST) -> _Found:
     return _Found(Violation(reason, f"the kernel {what} (line {line}), which a kernel has no need to"))
 
 
-def _aliases(tree: ast.Module) -> dict[str, set[_Path]]:
+def _aliases(tree: ast.Module) -> dict[str, set[Path]]:
     """Maps the names that modules and what is imported from them go by to their full names."""
-    aliases: dict[str, set[_Path]] = defaultdict(set)
-    assignments: list[tuple[list[ast.expr], _Path]] = []
+    aliases: dict[str, set[Path]] = defaultdict(set)
+    assignments: list[tuple[list[ast.expr], Path]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -337,11 +297,8 @@ def _aliases(tree: ast.Module) -> dict[str, set[_Path]]:
     while changed:
         changed = False
         for targets, dotted in assignments:
-            modules = {
-                _module_path((*path, *dotted[1:]))
-                for path in aliases.get(dotted[0], ())
-                if path[0] in _LIBRARIES and _is_module((*path, *dotted[1:]))
-            }
+            paths = {(*path, *dotted[1:]) for path in aliases.get(dotted[0], ())}
+            modules = {own_path(path) for path in paths if path[0] in LIBRARIES and is_module(path)}
             for target in targets:
                 if isinstance(target, ast.Name) and not modules <= aliases.get(target.id, set()):
                     aliases[target.id] |= modules
@@ -349,21 +306,15 @@ def _aliases(tree: ast.Module) -> dict[str, set[_Path]]:
     return dict(aliases)
 
 
-def _dotted(node: ast.expr) -> _Path | None:
+def _dotted(node: ast.expr) -> Path | None:
     """Returns the parts of ``a.b.c``."""
-    if isinstance(node, ast.Name):
-        return (node.id,)
-    before = _dotted(node.value) if isinstance(node, ast.Attribute) else None
-    return (*before, node.attr) if before is not None and isinstance(node, ast.Attribute) else None
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return None if before is None else (*before, node.attr)
+    return (node.id,) if isinstance(node, ast.Name) else None
 
 
-def _parameters(function: _Function) -> list[str]:
-    arguments = function.args
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    return [argument.arg for argument in named if argument is not None]
-
-
-def _stored_names(function: _Function) -> set[str]:
+def _stored_names(function: Function) -> set[str]:
     """Names that a function's own statements assign to, without those of functions and comprehensions within."""
     stored: set[str] = set()
     elsewhere: set[str] = set()
@@ -377,42 +328,3 @@ def _stored_names(function: _Function) -> set[str]:
         if not isinstance(node, _INNER_SCOPES):
             pending.extend(ast.iter_child_nodes(node))
     return stored - elsewhere
-
-
-def _forbidden_part(path: Sequence[str]) -> str | None:
-    """Returns the shortest part of a library's path that is forbidden, or leads out of the library."""
-    if path[0] not in _LIBRARIES:
-        return None
-    for depth, name in enumerate(path[1:], start=2):
-        is_private = name.startswith("_") and name not in _HARMLESS_DUNDERS
-        if name in _FORBIDDEN_PARTS.get(path[0], ()) or is_private or _leads_out(tuple(path[:depth])):
-            return ".".join(path[:depth])
-    return None
-
-
-def _leads_out(path: _Path) -> bool:
-    found = _look_up(path)
-    return inspect.ismodule(found) and found.__name__.split(".")[0] != path[0]
-
-
-def _is_module(path: _Path) -> bool:
-    return inspect.ismodule(_look_up(path))
-
-
-def _module_path(path: _Path) -> _Path:
-    """A module's own path: modules lead to each other in circles, so that there are endless paths to each."""
-    return tuple(str(getattr(_look_up(path), "__name__", ".".join(path))).split("."))
-
-
-@lru_cache(maxsize=1024)
-def _look_up(path: _Path) -> object:
-    """Returns what a library has under a name; None if nothing, or if the library is not here."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # NumPy warns of its old names
-        try:
-            found: object = importlib.import_module(path[0])
-        except ImportError:
-            return None
-        for name in path[1:]:
-            found = getattr(found, name, None)
-    return found

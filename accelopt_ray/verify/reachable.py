@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import TypeGuard, Union
+from typing import Union
 
 _Definition = Union[ast.FunctionDef, ast.AsyncFunctionDef]
+Function = Union[_Definition, ast.Lambda]
 
 
 def reachable(tree: ast.Module, entry: str) -> Iterator[ast.AST]:
@@ -25,7 +26,7 @@ def reachable(tree: ast.Module, entry: str) -> Iterator[ast.AST]:
         if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
             definitions.setdefault(statement.name, []).append(statement)
             pending.extend(_evaluated_at_load(statement))
-        elif _is_main_block(statement):
+        elif isinstance(statement, ast.If) and _asks_for_script(statement.test):
             pending.extend(statement.orelse)
         else:
             pending.append(statement)
@@ -40,16 +41,24 @@ def reachable(tree: ast.Module, entry: str) -> Iterator[ast.AST]:
                 pending.extend(definitions.pop(node.id, []))
 
 
-def _evaluated_at_load(definition: _Definition) -> list[ast.expr]:
-    arguments = definition.args
+def arguments_of(function: Function) -> list[ast.arg]:
+    """Returns a function's parameters, those that gather others last."""
+    arguments = function.args
     named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
-    values = [argument.annotation for argument in named if argument is not None]
-    values += [definition.returns, *arguments.defaults, *arguments.kw_defaults, *definition.decorator_list]
+    return [argument for argument in named if argument is not None]
+
+
+def _evaluated_at_load(definition: _Definition) -> list[ast.expr]:
+    values = [argument.annotation for argument in arguments_of(definition)]
+    values += [definition.returns, *definition.args.defaults, *definition.args.kw_defaults, *definition.decorator_list]
     return [value for value in values if value is not None]
 
 
-def _is_main_block(statement: ast.stmt) -> TypeGuard[ast.If]:
-    return isinstance(statement, ast.If) and ast.unparse(statement.test) in {
-        "__name__ == '__main__'",
-        "'__main__' == __name__",
-    }
+def _asks_for_script(test: ast.expr) -> bool:
+    """Recognises ``__name__ == "__main__"``, either way round."""
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
+        return False
+    sides = (test.left, test.comparators[0])
+    names = [side.id for side in sides if isinstance(side, ast.Name)]
+    values = [side.value for side in sides if isinstance(side, ast.Constant)]
+    return names == ["__name__"] and values == ["__main__"]

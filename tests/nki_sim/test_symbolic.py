@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from accelopt_ray.nki_sim import symbolic
 from accelopt_ray.nki_sim.errors import KernelError
+from accelopt_ray.nki_sim.loop_variables import ConcreteLoopsNeeded, LoopVariable
 from accelopt_ray.nki_sim.program import LoopKind, Role, Space
-from accelopt_ray.nki_sim.symbolic import ConcreteLoopsNeeded, Condition, Index, LoopVariable
+from accelopt_ray.nki_sim.symbolic import Condition, Index
 from accelopt_ray.nki_sim.tile import Tensor
 from accelopt_ray.nki_sim.trace_records import TracedBuffer
 

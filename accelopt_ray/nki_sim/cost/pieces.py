@@ -156,7 +156,7 @@ class Pieces:
             self.placements[buffer_id] = placement
             self.total += placement.count
 
-    def cut(self, access: Access) -> tuple[int, ...]:
+    def free_sizes(self, access: Access) -> tuple[int, ...]:
         """Piece sizes of the free dimensions of an access's buffer; empty when it carries no dependence."""
         placement = self.placements.get(access.buffer)
         if placement is None:

@@ -272,9 +272,10 @@ class _Unroller:
                 (name, self._pattern(value) if isinstance(value, Access) else value)
                 for name, value in sorted(node.operands.items())
             ),
-            # Results cut differently have no units in common, so that neither can stand for the other.
-            tuple((access.shape, buffers[access.buffer].dtype, buffers[access.buffer].space, self._pieces.cut(access))
+            tuple((access.shape, buffers[access.buffer].dtype, buffers[access.buffer].space)
                   for access in node.outputs),
+            # Results cut differently have no units in common, so that neither can stand for the other.
+            tuple(self._pieces.free_sizes(access) for access in node.outputs),
         )  # fmt: skip
         key = self._keys.setdefault(signature, len(self._keys))
         return Operation(
