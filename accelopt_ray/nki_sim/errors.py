@@ -42,9 +42,10 @@ def compile_error(message: str, code: str = "", line: int = 0) -> KernelError:
     return KernelError(EvaluationOutcome.COMPILE_ERROR, message, line, code)
 
 
-def unsupported(what: str, line: int = 0) -> KernelError:
-    """Something the simulator does not know; ``what`` names it."""
-    return KernelError(EvaluationOutcome.UNSUPPORTED, f"{what} is not supported by the simulator", line)
+def unsupported(what: str, line: int = 0, meant: str = "") -> KernelError:
+    """Something the simulator does not know; ``what`` names it, ``meant`` what it looks like a misspelling of."""
+    hint = f"; did you mean '{meant}'?" if meant else ""
+    return KernelError(EvaluationOutcome.UNSUPPORTED, f"{what} is not supported by the simulator{hint}", line)
 
 
 def partitions_exceed_limit(partitions: int, limit: int = 128) -> KernelError:

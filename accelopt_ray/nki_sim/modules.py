@@ -6,6 +6,7 @@ with its full path as unsupported.
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,9 @@ class ShimModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        raise errors.unsupported(f"{self.__name__}.{name}")
+        # Close enough for a slip of the pen: other calls of the language have names that are less alike.
+        meant = difflib.get_close_matches(name, vars(self), n=1, cutoff=0.85)
+        raise errors.unsupported(f"{self.__name__}.{name}", meant=meant[0] if meant else "")
 
 
 class KernelFunction:

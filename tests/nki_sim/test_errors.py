@@ -339,7 +339,13 @@ def test_an_unknown_api_is_unsupported_and_named(call: str, name: str) -> None:
     error = failure(call)
     assert error.outcome is EvaluationOutcome.UNSUPPORTED
     assert name in error.message
+    assert "did you mean" not in error.message
     assert error.line > 0
+
+
+@pytest.mark.parametrize(("call", "meant"), [("nl.stor(x, x)", "store"), ("nisa.tensor_scaler(x)", "tensor_scalar")])
+def test_a_misspelt_api_is_named_with_what_was_meant(call: str, meant: str) -> None:
+    assert failure(call).message.endswith(f"is not supported by the simulator; did you mean '{meant}'?")
 
 
 @pytest.mark.parametrize(
